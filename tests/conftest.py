@@ -156,6 +156,14 @@ def tiny_model(tiny_corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> P
     return made_once(tmp_path_factory, "model", trained)
 
 
+@pytest.fixture(scope="module")
+def lm(tiny_model: Path) -> "PrismLM":
+    """The model of `tiny_model`, opened for each file: tests may change it."""
+    import prismlm
+
+    return prismlm.load(tiny_model)
+
+
 @pytest.fixture(scope="session")
 def short_corpus(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """One in five documents of `tiny_corpus`, in the tokens of `tiny_model`."""

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import prismlm
+from prismlm.corpus import Corpus
 from prismlm.errors import InputError
 from prismlm.explain import chain as chain_module
 from prismlm.explain.chain import chains, mixer_decoder_of, read_direct_path
@@ -15,9 +16,17 @@ from prismlm.interventions.channels import MaskRead, intervene
 from prismlm.layers import PrototypeHead
 from prismlm.models.decoders.protot import half_lives
 from prismlm.ops.prototype_mixer import naive
-from tests.helpers.chain_models import TEXT, chain_model
-from tests.helpers.mixer_models import CHANNELS, LAYERS, WIDTH, make_llama, make_model, tokens
+from tests.helpers.mixer_models import (
+    CHANNELS,
+    LAYERS,
+    WIDTH,
+    make_llama,
+    make_model,
+    save_with_head,
+    tokens,
+)
 
+TEXT = "The patient was given a dose of the drug"
 SWITCHES = {
     "default": {},
     "no mass": {"mass_normalisation": False},
@@ -51,7 +60,9 @@ def total(chain):
 
 @pytest.fixture(scope="module")
 def lm(tiny_corpus, tmp_path_factory):
-    return prismlm.load(chain_model(tiny_corpus, tmp_path_factory.mktemp("protot")))
+    tokenizer = Corpus.open(tiny_corpus).tokenizer
+    model = make_model(len(tokenizer))
+    return prismlm.load(save_with_head(model, tokenizer, tmp_path_factory.mktemp("protot")))
 
 
 @pytest.mark.parametrize("name", SWITCHES)

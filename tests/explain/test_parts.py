@@ -15,7 +15,6 @@ from prismlm.explain.trace import write_parquet
 TEXT = "the court ruled that a patient was given once upon time little girl in woods"
 WORDS = TEXT.split()
 PROMPTS = ["the court ruled that", "a", "a patient was given", "once upon a time", "little girl in"]
-ENGINES = pytest.mark.parametrize("engine", ["local", "ray", "datatrove"])
 
 
 @pytest.fixture(scope="module")
@@ -94,10 +93,7 @@ def test_parts_have_the_sums_and_rows_of_one(lm, audited, explained, straight, c
 
 
 @pytest.mark.slow
-@ENGINES
 def test_workers(lm, audited, explained, straight, engine):
-    if engine != "local":
-        pytest.importorskip(engine)
     check_audit(audited, straight, 3, engine=engine, workers=2)
     check_traces(lm, explained, 3, engine=engine, workers=2)
 

@@ -1,7 +1,6 @@
 """A real server with the tiny model, and a real browser that looks at it."""
 
 import contextlib
-import http.client
 import json
 
 import pytest
@@ -69,22 +68,6 @@ def texts_of(rows):
     """Return rows of texts or chats as the body of an audit."""
     content = "\n".join(json.dumps(row) for row in rows)
     return {"files": [{"name": "texts.jsonl", "content": content}]}
-
-
-class Stream:
-    """A request whose answer is read chunk by chunk, from a connection of its own."""
-
-    def __init__(self, served, body, path):
-        self.connection = http.client.HTTPConnection(served.host, timeout=60)
-        headers = served.headers | {"Content-Type": "application/json"}
-        self.connection.request("POST", path, json.dumps(body), headers)
-        self.response = self.connection.getresponse()
-
-    def chunk(self):
-        """Return the next chunk of an answer as OpenAI streams it; None at the end."""
-        lines = iter(lambda: self.response.readline().decode().strip(), "")
-        data = "".join(lines).removeprefix("data: ")
-        return None if data in ("", "[DONE]") else json.loads(data)
 
 
 @pytest.fixture

@@ -3,14 +3,12 @@
 import shutil
 import threading
 
+import openai
 import pytest
 
 import prismlm
-from tests.explorer.conftest import TEXT, Served, Stream, ask, go, visited
+from tests.explorer.conftest import TEXT, TOKEN, Served, ask, go, visited
 from tests.helpers.running import slowed
-
-WRITING = "/api/v1/completions"
-LONG = {"prompt": TEXT, "max_tokens": 400, "stream": True}
 
 
 def test_an_answer_of_the_api_is_shown_by_its_id(served, lm):
@@ -54,15 +52,18 @@ def test_an_answer_by_others_is_shown_too(served, lm):
 
 def test_answers_are_stopped_kept_and_refused_if_too_long(lm):
     with slowed(lm), Served(lm, tokens=300, answers=1) as server:
-        stream = Stream(server, {"model": server.name, **LONG}, WRITING)
-        key = stream.chunk()["id"]
+        client = openai.OpenAI(base_url=f"http://{server.host}/api/v1", api_key=TOKEN)
+        stream = client.completions.create(
+            model=server.name, prompt=TEXT, max_tokens=400, stream=True
+        )
+        key = next(stream).id
         assert "not finished yet" in server.refused("GET", f"/api/answers/{key}")
         for _ in range(2):
             server.write(TEXT, 1)
         server.json("POST", f"/api/answers/{key}/stop", {})
-        last = list(iter(stream.chunk, None))[-1]
-        assert last["choices"][0]["finish_reason"] == "stop"
-        assert last["prismlm"]["documents"]
+        *_, last = stream
+        assert last.choices[0].finish_reason == "stop"
+        assert last.prismlm["documents"]
         assert 0 < len(server.json("GET", f"/api/answers/{key}")["steps"]) < 300
         assert server.json("GET", f"/api/answers/{key}/steps/0")["documents"]
         assert server.json("POST", f"/api/answers/{key}/stop", {}) == {"stopped": True}

@@ -10,9 +10,6 @@ from prismlm.corpus import Corpus
 from prismlm.direction_marks import marks_shown
 from prismlm.explain.attention_maps import heads_of, read_maps
 from prismlm.files import json_text
-from prismlm.layers import PrototypeHead
-from prismlm.models.seam import LogitMap
-from prismlm.models.sidecar import Sidecar, base_of, save_sidecar
 from prismlm.models.uncertainty_feedback import save_uncertainty
 from prismlm.pages.channels import channels_data
 from prismlm.probes.channels import read_channels
@@ -22,20 +19,10 @@ from tests.explorer.conftest import Served, assert_fits_a_phone, go, visited
 from tests.helpers.axe import problems
 from tests.helpers.feedback_families import attach_drawn
 from tests.helpers.head_models import make_signal_noise
-from tests.helpers.mixer_models import CHANNELS, LAYERS, make_model
+from tests.helpers.mixer_models import CHANNELS, LAYERS, make_model, save_with_head
 
 TEXT = "The council \u202e<b>maps</b> the river."
 LEVELS = 64
-
-
-def saved(model, tokenizer, directory):
-    """Write a model with a random head; without a lens."""
-    head = PrototypeHead(model.config.hidden_size, 64, 6, scale=2.0)
-    head.reset_parameters(torch.Generator().manual_seed(3))
-    model.save_pretrained(directory)
-    tokenizer.save_pretrained(directory)
-    save_sidecar(directory, Sidecar(head, LogitMap.of(model), base_of(model)))
-    return directory
 
 
 @pytest.fixture(scope="module")
@@ -43,7 +30,7 @@ def mixer(small_corpus, tmp_path_factory):
     """A model with channels and uncertainty feedback, without attention."""
     tokenizer = Corpus.open(small_corpus).tokenizer
     model = make_model(len(tokenizer))
-    directory = saved(model, tokenizer, tmp_path_factory.mktemp("mixer"))
+    directory = save_with_head(model, tokenizer, tmp_path_factory.mktemp("mixer"))
     feedback = attach_drawn(model, LEVELS)
     with torch.no_grad():
         feedback.embedding.weight.normal_(0, 0.3, generator=torch.Generator().manual_seed(0))
@@ -62,7 +49,8 @@ def of_heads(small_corpus, tmp_path_factory):
     """The explorer of a model of signal and noise heads."""
     tokenizer = Corpus.open(small_corpus).tokenizer
     model = make_signal_noise(len(tokenizer))
-    with Served(prismlm.load(saved(model, tokenizer, tmp_path_factory.mktemp("heads")))) as server:
+    directory = save_with_head(model, tokenizer, tmp_path_factory.mktemp("heads"))
+    with Served(prismlm.load(directory)) as server:
         yield server
 
 

@@ -6,7 +6,10 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from prismlm.corpus import build_corpus
+from prismlm.layers import PrototypeHead
 from prismlm.models.presets import build_config, build_model
+from prismlm.models.seam import LogitMap
+from prismlm.models.sidecar import Sidecar, base_of, save_sidecar
 
 VOCABULARY, WIDTH, CHANNELS, LAYERS = 300, 24, 6, 3
 SUBJECTS = ["The river", "A teacher", "Old maps", "My neighbour", "The council", "Every winter"]
@@ -57,6 +60,16 @@ def save_model(model, corpus, directory, *, trained_on=True, length=None):
         noted = {"name": corpus.name, "fingerprint": corpus.fingerprint}
         recipe = {"corpus": str(corpus.path)} | ({"data": {"length": length}} if length else {})
         (directory / "training.json").write_text(json.dumps({"recipe": recipe, "corpus": noted}))
+    return directory
+
+
+def save_with_head(model, tokenizer, directory):
+    """Write a model directory with a random head, without a lens."""
+    head = PrototypeHead(model.config.hidden_size, 64, 6, scale=2.0)
+    head.reset_parameters(torch.Generator().manual_seed(3))
+    model.save_pretrained(directory)
+    tokenizer.save_pretrained(directory)
+    save_sidecar(directory, Sidecar(head, LogitMap.of(model), base_of(model)))
     return directory
 
 

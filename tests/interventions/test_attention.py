@@ -7,7 +7,7 @@ from prismlm.errors import InputError
 from prismlm.interventions.attention import clamp_attention, mapped_weights, record_attention
 from prismlm.models.attention import reading_attention
 from prismlm.models.checkpoint import read_checkpoint
-from tests.helpers.families import FAMILIES
+from tests.helpers.families import build
 from tests.helpers.mixer_models import make_llama, make_model, tokens
 
 A, B = tokens(9), tokens(9, seed=1)
@@ -16,13 +16,6 @@ A, B = tokens(9), tokens(9, seed=1)
 def logits(model, ids):
     with torch.no_grad():
         return model(input_ids=ids[None], use_cache=False).logits[0]
-
-
-def family(name):
-    from transformers import AutoModelForCausalLM
-
-    torch.manual_seed(0)
-    return AutoModelForCausalLM.from_config(FAMILIES[name]()).eval()
 
 
 @pytest.mark.parametrize(
@@ -49,7 +42,7 @@ def test_mapped_weights_by_hand(own, recorded, sources, expected):
 
 @pytest.mark.parametrize("name", ["gpt2", "llama", "qwen3", "mistral", "gemma2", "cohere", "phi"])
 def test_a_text_clamped_onto_itself_changes_nothing_and_another_does(name):
-    model = family(name)
+    model = build(name)
     before = logits(model, A)
     with clamp_attention(model, record_attention(model, A)):
         assert torch.allclose(logits(model, A), before, atol=1e-5)

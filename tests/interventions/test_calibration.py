@@ -17,11 +17,6 @@ from prismlm.models.watch import Hook, watch
 QUESTION = {"context": "The sky is", "choices": ["blue", "green as grass"], "label": 0}
 
 
-@pytest.fixture(scope="module")
-def lm(tiny_model):
-    return prismlm.load(tiny_model)
-
-
 def write(path, rows):
     if path.suffix == ".parquet":
         pq.write_table(pa.Table.from_pylist(rows), path)

@@ -7,7 +7,14 @@ import torch
 from torch import nn
 
 from prismlm.errors import InputError
-from prismlm.interventions.channels import MaskRead, MaskWrite, Reinitialise, intervene
+from prismlm.interventions.channels import (
+    ClampGates,
+    MaskRead,
+    MaskWrite,
+    Reinitialise,
+    intervene,
+    record_gates,
+)
 from prismlm.layers.mixer_gates import MixerEvidence
 from tests.helpers.mixer_models import CHANNELS, LAYERS, make_llama, make_model, tokens
 
@@ -20,8 +27,8 @@ def model():
     return make_model()
 
 
-def run(model, **inputs):
-    return model(**({"input_ids": IDS} | inputs), output_gates=True, use_cache=False)
+def run(model, ids=IDS, **inputs):
+    return model(input_ids=ids, output_gates=True, **({"use_cache": False} | inputs))
 
 
 class Gates(nn.Module):
@@ -140,7 +147,7 @@ def test_interventions_apply_with_a_cache_and_padding(model):
         mask = torch.ones(2, 25, dtype=torch.int64)
         mask[:, :5] = 0
         ids = torch.cat([torch.zeros(2, 5, dtype=torch.int64), IDS], 1)
-        padded = run(model, input_ids=ids, attention_mask=mask)
+        padded = run(model, ids, attention_mask=mask)
     torch.testing.assert_close(padded.logits[:, 5:], expected, rtol=1e-4, atol=1e-5)
 
 
@@ -170,3 +177,91 @@ def test_a_model_without_channels_is_refused():
 def test_a_layer_may_write_nothing(model):
     with intervene(model, *(MaskWrite(1, k) for k in range(CHANNELS))):
         assert torch.isfinite(run(model).logits).all()
+
+
+# -- clamps of the gates of one text onto another
+
+LENGTH = 14
+A, B = tokens(1, LENGTH), tokens(1, LENGTH, seed=1)
+
+
+@pytest.fixture(scope="module")
+def record(model):
+    return record_gates(model, A[0])
+
+
+def test_a_clamp_replaces_the_gates_and_keeps_the_values(model, record):
+    with intervene(model, ClampGates(record)):
+        output = run(model, B)
+    for gates, expected in zip(output.gates, record, strict=True):
+        assert torch.equal(gates.write, expected.write)
+        assert torch.equal(gates.read, expected.read)
+    assert output.gates[0].read is output.gates[0].write
+    for ids in (A, B):
+        assert (output.logits - run(model, ids).logits).abs().max() > 1e-3
+
+
+def test_an_alignment_names_the_recorded_positions(model, record):
+    alignment, ids = [3, -1, 0, 0, -1, -1, -1, -1], tokens(1, 8, seed=2)
+    before = run(model, ids).gates[0].write[0]
+    with intervene(model, ClampGates(record, alignment)):
+        after = run(model, torch.cat([ids, ids])).gates
+    positions, sources = [0, 2, 3], [3, 0, 0]
+    for gates, recorded in zip(after, record, strict=True):
+        assert torch.equal(gates.write[1, positions], recorded.write[0, sources])
+        assert torch.equal(gates.read[0, positions], recorded.read[0, sources])
+    # What layer 0 writes depends on its token alone, so other positions are as before.
+    torch.testing.assert_close(after[0].write[0, [1, 4, 5, 6, 7]], before[[1, 4, 5, 6, 7]])
+
+
+def test_masks_act_on_clamped_gates_and_the_last_clamp_wins(model, record):
+    other = record_gates(model, tokens(LENGTH, seed=3))
+    with intervene(model, ClampGates(record), ClampGates(other), MaskRead(1, 2)):
+        gates = run(model, B).gates
+    assert torch.equal(gates[1].write, other[1].write)
+    expected = other[1].read.clone()
+    expected[..., 2] = 0
+    assert torch.equal(gates[1].read, expected)
+    with intervene(model, ClampGates(record)), intervene(model, ClampGates(other)):
+        assert torch.equal(run(model, B).gates[1].read, other[1].read)
+    # A clamped gate does not depend on prototypes.
+    with intervene(model, ClampGates(record)):
+        logits = run(model, B).logits
+        with intervene(model, Reinitialise(1, 0)):
+            assert torch.equal(run(model, B).logits, logits)
+    mask = MaskWrite(1, 2, renormalise=True)
+    with pytest.raises(InputError, match="exclude channel 2"):
+        intervene(model, mask, ClampGates(record)).__enter__()
+
+
+PADDED = (torch.arange(LENGTH) >= 2).long()[None]
+
+
+@pytest.mark.parametrize(
+    ("ids", "inputs"),
+    [
+        (tokens(1, 15), {}),
+        (tokens(1, 9), {}),
+        (B, {"attention_mask": PADDED}),
+        (B, {"position_ids": torch.arange(LENGTH)[None] % 9}),
+    ],
+)
+def test_passes_that_do_not_match_are_refused(model, record, ids, inputs):
+    with intervene(model, ClampGates(record)):
+        with pytest.raises(InputError, match="the clamp has 14: read one complete text"):
+            run(model, ids, **inputs)
+        # An error in a pass does not end the block.
+        cache = run(model, B, use_cache=True).past_key_values
+        assert torch.equal(run(model, B).gates[2].read, record[2].read)
+        with pytest.raises(InputError, match="without a cache"):
+            run(model, B, past_key_values=cache, use_cache=True)
+
+
+def test_other_records_and_alignments_are_refused(model, record):
+    for alignment in ([0, LENGTH], [-2], [], [0.0, 1.0]):
+        with pytest.raises(InputError, match="recorded text has 0 to 13"):
+            ClampGates(record, alignment=alignment)
+    with pytest.raises(InputError, match=r"\[1, 14\]: expected \[T\]"):
+        record_gates(model, A)
+    with pytest.raises(InputError, match="4 layers and the recorded"):
+        intervene(make_model(num_hidden_layers=LAYERS + 1), ClampGates(record)).__enter__()

@@ -40,11 +40,6 @@ PROMPTS = [TEXT, "Once upon a time there was", "The theory of groups is a part o
 
 
 @pytest.fixture(scope="module")
-def lm(tiny_model):
-    return prismlm.load(tiny_model)
-
-
-@pytest.fixture(scope="module")
 def leading(lm):
     """The prototype with the largest contribution at the end of TEXT."""
     return lm.explain(TEXT)[-1].prototypes[0].id

@@ -41,11 +41,6 @@ OPTIONS = SuppressOptions(phrases=("the",), samples=40, tokens=8, heldout=800, t
 
 
 @pytest.fixture(scope="module")
-def lm(tiny_model):
-    return prismlm.load(tiny_model)
-
-
-@pytest.fixture(scope="module")
 def texts(lm):
     corpus, _ = corpus_of(lm, None)
     return [corpus.text(number)[:200] for number in corpus.split("train")[:16].tolist()]

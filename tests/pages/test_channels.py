@@ -136,18 +136,6 @@ def test_gates_are_those_of_each_text_alone(request, source, length, decay_mode)
                 assert abs(gate - token["gate"]) <= 0.00051 * shown["largest"][0]
 
 
-def test_nothing_in_a_text_or_corpus_becomes_markup(page):
-    reader = Reader(page)
-    assert len(reader.blocks) == len(reader.scripts) == 1
-    assert page.count("<script") == page.count("</script") == 2
-    assert [tag for tag, _ in reader.elements if tag in ("img", "a", "iframe", "link")] == []
-    assert not [a for _, a in reader.elements if "src" in a or "href" in a or "onerror" in a]
-    # What was escaped is still there to be read, and no part of a character is.
-    (data,) = reader.blocks
-    assert EVIL in "".join(data["texts"][0]["words"])
-    assert "\ufffd" not in page
-
-
 def test_a_page_of_a_text_alone_and_what_has_none(corpus, model, tmp_path):
     alone = channel_report(model, corpus.tokenizer, text="The river.")
     write_text(tmp_path / "page.html", channel_page(alone, model, None))

@@ -28,11 +28,6 @@ LABELS = "all => all.map((one) => one.getAttribute('aria-label'))"
 
 
 @pytest.fixture(scope="module")
-def lm(tiny_model):
-    return prismlm.load(tiny_model)
-
-
-@pytest.fixture(scope="module")
 def trace(lm):
     return lm.explain(TEXT, generate=3)
 

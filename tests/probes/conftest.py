@@ -29,11 +29,15 @@ def sequences(corpus):
 
 @pytest.fixture(scope="session")
 def alone(corpus, model):
-    """Every sequence by itself: start, document, ids, and gates of each layer."""
+    return read_alone(corpus, model, LENGTH)
+
+
+def read_alone(corpus, model, longest):
+    """Return every sequence by itself: start, document, ids, and gates of each layer."""
     result, routings = [], {}
     for number, (start, length) in enumerate(zip(corpus.starts, corpus.lengths, strict=True)):
-        for first in range(start, start + length, LENGTH):
-            span = min(LENGTH, start + length - first)
+        for first in range(start, start + length, longest):
+            span = min(longest, start + length - first)
             ids = torch.from_numpy(corpus.read_tokens(int(first), int(span)).astype("int64"))
             # Each text is there twice.
             if (text := tuple(ids.tolist())) not in routings:

@@ -7,7 +7,6 @@ import numpy as np
 import pytest
 import torch
 
-import prismlm
 from prismlm.errors import InputError
 from prismlm.lens.labels.endpoint import Endpoint
 from prismlm.models.attention import head_writes
@@ -173,11 +172,6 @@ def test_what_it_says_is_one_line_that_drives_no_terminal(opened):
     assert result.theme == "a [31m b"
     assert result.explanation.isprintable()
     assert len(result.explanation) <= EXPLANATION_LENGTH
-
-
-@pytest.fixture(scope="module")
-def lm(tiny_model):
-    return prismlm.load(tiny_model)
 
 
 def test_a_prototype_has_its_nearest_positions_without_overlaps(lm):

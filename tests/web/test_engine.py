@@ -8,31 +8,25 @@ import time
 import pytest
 import torch
 from anyio import CancelScope
-from transformers import AutoModelForCausalLM
 
 from prismlm.models.seam import capture
 from prismlm.web.engine import Batch, Busy, Engine, RequestQueue, supports_batching
 from prismlm.web.generation import Generation, Sampling
-from tests.helpers.families import FAMILIES
+from tests.helpers.families import build
 from tests.helpers.feedback_models import make_fed_gpt2, make_fed_protot
 
 TOGETHER = {"gpt2", "llama", "llama-tied", "qwen3", "granite", "cohere", "phi"}
 
 
-def family(name):
-    torch.manual_seed(0)
-    return AutoModelForCausalLM.from_config(FAMILIES[name]()).eval()
-
-
 @pytest.mark.parametrize("name", [*sorted(TOGETHER), "mistral", "gemma2", "mamba"])
 def test_families_that_write_together_are_told_from_others(name):
-    assert supports_batching(family(name)) == (name in TOGETHER)
+    assert supports_batching(build(name)) == (name in TOGETHER)
 
 
 def test_codes_of_uncertainty_and_dynamic_rotations_are_of_one_text():
     for make in (make_fed_gpt2, make_fed_protot):
         assert not supports_batching(make()[0])
-    model = family("llama")
+    model = build("llama")
     assert any(getattr(module, "rope_type", None) == "default" for module in model.modules())
     for rope_type in ("dynamic", "longrope"):
         model.model.rotary_emb.rope_type = rope_type
@@ -73,7 +67,7 @@ def test_texts_are_written_while_the_event_loop_is_busy_and_in_one_after_another
 @pytest.mark.parametrize("name", ["gpt2", "llama", "phi"])
 def test_texts_that_join_and_leave_get_the_states_they_get_alone(name):
     """Against a forward pass over each whole text, without cache or padding."""
-    model, draw = family(name), random.Random(0)
+    model, draw = build(name), random.Random(0)
     texts = [[draw.randrange(1, 320) for _ in range(draw.randrange(8, 40))] for _ in range(9)]
     begun = [draw.randrange(1, len(text)) for text in texts]
     batch, rows, outputs = Batch(model), [], {number: [] for number in range(len(texts))}

@@ -19,6 +19,7 @@ from prismlm.probes.channels.effects import (
 from tests.helpers.metaspace import metaspace
 from tests.helpers.mixer_models import CHANNELS, make_model
 from tests.helpers.planted_channels import PLACE, planted_model, words_by_tokens
+from tests.probes.conftest import read_alone
 
 LENGTH = 24
 
@@ -42,20 +43,6 @@ def planted(corpus, words):
 @pytest.fixture(scope="module")
 def sequences(corpus):
     return Sequences(corpus, "all", LENGTH)
-
-
-def read_alone(corpus, model):
-    """Yield every sequence by itself: ids, and write gates of each layer."""
-    # Each text is there twice.
-    read = {}
-    for start, length in zip(corpus.starts, corpus.lengths, strict=True):
-        for first in range(start, start + length, LENGTH):
-            span = min(LENGTH, start + length - first)
-            ids = torch.from_numpy(corpus.read_tokens(int(first), int(span)).astype("int64"))
-            if (text := tuple(ids.tolist())) not in read:
-                by_layer = model(ids[None], output_gates=True).gates
-                read[text] = [gates.write[0].double() for gates in by_layer]
-            yield ids, read[text]
 
 
 def read_of(*rows):
@@ -129,9 +116,9 @@ def test_the_channel_of_a_word_is_found(corpus, planted, sequences, words):
     best = result.rows[0]
     assert (best["layer"], best["channel"]) == PLACE
     token = corpus.tokenizer(f" {word}")["input_ids"][0]
-    rows = list(read_alone(corpus, planted))
-    ids = torch.cat([row for row, _ in rows])
-    write = torch.cat([layers[0] for _, layers in rows])[:, PLACE[1]]
+    *_, rows, gates = zip(*read_alone(corpus, planted, LENGTH), strict=True)
+    ids = torch.cat(rows)
+    write = torch.cat([layers[0].write[0] for layers in gates])[:, PLACE[1]].double()
     # All of these words stand after a space and before another word.
     expected = (write[ids == token].mean() - write.mean()) / write.std(correction=0)
     assert best["difference"] == pytest.approx(expected.item(), rel=1e-4)

@@ -128,8 +128,6 @@ def test_what_cannot_be_read_is_refused():
 
 
 (ROW,) = random_rows(30)
-
-
 LEAST = 16
 
 
@@ -140,10 +138,6 @@ def last_call(layer, model):
     model(torch.tensor([ROW]), use_cache=False)
     handle.remove()
     return calls[-1]
-
-
-def self_shares(weights):
-    return weights[0].diagonal(0, 1, 2)[:, LEAST - 1 :].mean(1).tolist()
 
 
 @pytest.mark.parametrize("passes", [0, 1, 2])
@@ -165,8 +159,9 @@ def test_states_and_heads_are_those_of_the_whole_model(passes):
     frequencies = {name: getattr(layer, name) for name in frequencies}
     groups = output.projections.split(layer.heads, 1)
     weights = attention_weights(*groups, **frequencies, scale=layer.scale)
+    expected = weights[0].diagonal(0, 1, 2)[:, LEAST - 1 :].mean(1)
     shares = [use["self_share"] for use in uses.rows if use["layer"] == 1]
-    assert shares == pytest.approx(self_shares(weights), abs=1e-5)
+    assert shares == pytest.approx(expected.tolist(), abs=1e-5)
     assert uses["queries"] == 30 - LEAST + 1
     if passes:
         assert (state.inputs - plain[1].inputs).abs().max() > 0.5
