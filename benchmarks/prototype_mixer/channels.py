@@ -117,8 +117,7 @@ def study(models: list[Loaded], corpus: Corpus, args: argparse.Namespace) -> Row
 
 def write_gates(loaded: Loaded, train: Sequences) -> Activations:
     """Return the write gates of every position."""
-    reading: Row = {"total": train.tokens, "progress": ConsoleReporter()}
-    return read_activations(loaded.model, train.batches(), ("write",), **reading)
+    return read_activations(loaded.model, train, ("write",), progress=ConsoleReporter())
 
 
 def cases_of(

@@ -342,12 +342,9 @@ class Divergences(NamedTuple):
 def routing_of(model: PreTrainedModel) -> tuple[str, Clamp]:
     """Return the kind of routing, channels if there are any, otherwise attention, and its clamp."""
     if has_mixers(model):
-
-        def clamp_gates(ids: Sequence[int], alignment: list[int]) -> AbstractContextManager[None]:
-            record = record_gates(model, torch.tensor(ids))
-            return intervene(model, ClampGates(record, alignment=alignment))
-
-        return "channels", clamp_gates
+        return "channels", lambda ids, alignment: intervene(
+            model, ClampGates(record_gates(model, torch.tensor(ids)), alignment)
+        )
     try:
         attention_layers(model)
     except InputError as error:

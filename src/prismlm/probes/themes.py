@@ -299,7 +299,7 @@ def layer_units(
     """Return channels of prototype mixers, or attention heads, as :func:`prototype_units`."""
     activation: Activation = "write" if kind == "channel" else "heads"
     layers = None if layer is None else (layer,)
-    activations = read_activations(model, sequences.batches(), (activation,), layers)
+    activations = read_activations(model, sequences, (activation,), layers)
     size = {"count": SEQUENCES, "tokens": MARKED_TOKENS}
     rows_by_name = {
         f"layer {number} · {kind} {unit}": rows

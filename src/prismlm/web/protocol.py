@@ -113,18 +113,8 @@ class GenerationRequest(ModelRequest):
                 )
         return self
 
-    @property
-    def token_limit(self) -> int | None:
-        """The requested maximum number of tokens."""
-        return self.max_tokens
-
-    @property
-    def alternatives(self) -> int | None:
-        """Number of top tokens to report with each; None for no log-probabilities."""
-        return None
-
-    def sampling(self, max_tokens: int) -> Sampling:
-        """Return how to generate up to ``max_tokens`` tokens."""
+    def sampling(self, max_tokens: int, alternatives: int | None) -> Sampling:
+        """Return how to generate up to ``max_tokens`` tokens; ``alternatives`` as of Sampling."""
         heat = self.temperature or 0.0
         stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
         return Sampling(
@@ -133,7 +123,7 @@ class GenerationRequest(ModelRequest):
             top_p=1.0 if self.top_p is None else self.top_p,
             seed=secrets.randbits(63) if self.seed is None else self.seed % 2**63,
             stop=tuple(filter(None, stop)),
-            alternatives=self.alternatives,
+            alternatives=alternatives,
             traced=self.shares is not None,
         )
 
@@ -153,7 +143,7 @@ class ChatRequest(GenerationRequest):
 
     @property
     def alternatives(self) -> int | None:
-        """As of the base class."""
+        """Number of top tokens to report with each; None for no log-probabilities."""
         return (self.top_logprobs or 0) if self.logprobs else None
 
 
@@ -170,8 +160,11 @@ class CompletionRequest(GenerationRequest):
 
     @property
     def alternatives(self) -> int | None:
-        """As of the base class."""
+        """As of :class:`ChatRequest`."""
         return self.logprobs
+
+
+WritingRequest = ChatRequest | CompletionRequest
 
 
 class AttributionRequest(ModelRequest):

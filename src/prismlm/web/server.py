@@ -149,7 +149,7 @@ class Server:
             raise RequestError(message, 404, param="model", code="model_not_found")
 
     async def generate(
-        self, body: protocol.GenerationRequest, source: str | Messages, request: Request
+        self, body: protocol.WritingRequest, source: str | Messages, request: Request
     ) -> Response:
         """Answer a request to continue a prompt or a chat."""
         self._check_queues()
@@ -177,13 +177,13 @@ class Server:
             raise Busy
 
     def _prepare(
-        self, body: protocol.GenerationRequest, source: str | Messages
+        self, body: protocol.WritingRequest, source: str | Messages
     ) -> tuple[Tensor, Sampling]:
         """Return the tokens of a prompt [1, T], and how to continue it."""
         if body.shares is not None:
             self.check_lens()
         ids, room = self._encoded(source, body.token_limit, 1)
-        return ids, body.sampling(room)
+        return ids, body.sampling(room, body.alternatives)
 
     def _encoded(
         self, source: str | Messages, requested: int | None, minimum: int
@@ -222,7 +222,7 @@ class Server:
         self,
         generation: Generation,
         form: protocol.ResponseFormat,
-        body: protocol.GenerationRequest,
+        body: protocol.WritingRequest,
     ) -> AsyncIterator[str]:
         response = partial(form.response, chunk=True)
         try:

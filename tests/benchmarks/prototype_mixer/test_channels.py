@@ -39,7 +39,7 @@ def model(corpus):
 
 
 def gates_of(model, corpus):
-    read = read_activations(model, Sequences(corpus, "all", LENGTH).batches(), ("write",))
+    read = read_activations(model, Sequences(corpus, "all", LENGTH), ("write",))
     return TokenGates.from_activations(read, model.config.vocab_size), read
 
 

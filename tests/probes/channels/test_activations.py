@@ -20,7 +20,7 @@ from tests.helpers.mixer_models import CHANNELS, LAYERS, VOCABULARY, make_llama,
 
 
 def test_the_ranking_is_that_of_all_sequences(model, sequences, alone):
-    read = read_activations(model, sequences.batches(), ("write",))
+    read = read_activations(model, sequences, ("write",))
     assert list(read.values) == [("write", layer) for layer in range(LAYERS)]
     for layer in range(LAYERS):
         result = read.top_sequences("write", layer, count=5, tokens=3)
@@ -66,7 +66,7 @@ def test_gates_that_are_not_finite_are_refused(corpus, sequences):
     with torch.no_grad():
         model.model.embed_tokens.weight.mul_(math.nan)
     with pytest.raises(InputError, match="not finite"):
-        read_activations(model, sequences.batches(), ("write",))
+        read_activations(model, sequences, ("write",))
 
 
 @pytest.fixture(scope="module")

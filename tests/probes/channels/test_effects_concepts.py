@@ -54,7 +54,7 @@ def read_of(*rows):
 
 
 def test_a_word_of_several_tokens_counts_at_the_last(corpus, model, sequences, words):
-    word, read = words[1][0], read_activations(model, sequences.batches(), ("write",))
+    word, read = words[1][0], read_activations(model, sequences, ("write",))
     forms = word_forms(corpus.tokenizer, [word])
     result = word_ends(corpus.tokenizer, forms, read)[word].tolist()
     expected, first = [], 0
@@ -138,5 +138,5 @@ def test_the_channel_of_a_word_is_found(corpus, planted, sequences, words):
     assert weak["p"] > 0.01
     with pytest.raises(InputError, match=r"occur \d+ times in .* expected at least 100000"):
         find_channels(planted, corpus.tokenizer, [word], sequences, min_occurrences=100000)
-    read = read_activations(planted, sequences.batches(), ("write",))
+    read = read_activations(planted, sequences, ("write",))
     assert rank_channels(read, corpus.tokenizer, [word], shuffles=99).rows == result.rows[:10]

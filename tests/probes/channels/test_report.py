@@ -63,7 +63,7 @@ def test_information_by_hand():
 def test_groups_of_channels_are_measured_separately(corpus, sequences):
     model, groups = make_model(len(corpus.tokenizer), num_groups=2), 2
     for kind in ("write", "read"):
-        activations = read_activations(model, sequences.batches(), (kind,)).values
+        activations = read_activations(model, sequences, (kind,)).values
         for layer, metrics in enumerate(measure_layers(model, sequences, kind)):
             parts = activations[kind, layer].chunk(groups, dim=1)
             assert metrics["width"] == CHANNELS // groups
@@ -181,7 +181,7 @@ def test_figures_are_those_of_the_functions(corpus, sequences, settings):
     for kind in ("write", "read"):
         expected = measure_layers(model, sequences, kind)
         assert tuple(layer.metrics[kind] for layer in report.layers) == expected
-    read = read_activations(model, sequences.batches(), ("write", "read"))
+    read = read_activations(model, sequences, ("write", "read"))
     for layer, lives in zip(report.layers, lives_of, strict=True):
         assert [c["half_life"] for c in layer.channels] == lives
         ranked = read.top_sequences("write", layer.layer)

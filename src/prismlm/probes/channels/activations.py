@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
     from prismlm.corpus.store import Corpus
-    from prismlm.corpus.windows import WindowBatch
+    from prismlm.corpus.windows import Sequences
 
 Kind = Literal["write", "read", "values", "heads"]
 """Gates of channels; ‖v_h‖ of value heads; what attention heads write into the residual stream."""
@@ -84,14 +84,12 @@ class Activations:
 
 def read_activations(
     model: PreTrainedModel,
-    batches: Iterable[WindowBatch],
+    sequences: Sequences,
     kinds: Sequence[Kind],
     layers: Iterable[int] | None = None,
-    *,
-    total: int | None = None,
     progress: Reporter = SILENT,
 ) -> Activations:
-    """Return activations at the tokens that windows own; ``total`` is their number, for progress.
+    """Return activations at the tokens of sequences.
 
     ``kinds`` are one kind or both gates. Memory: 4·N·R bytes for each kind and layer, whatever the
     vocabulary.
@@ -99,8 +97,8 @@ def read_activations(
     layers = None if layers is None else tuple(dict.fromkeys(layers))
     columns: list[tuple[Tensor, ...]] = []
     values: dict[tuple[Kind, int], list[Tensor]] = {}
-    with progress.task("Reading activations", total) as task:
-        for batch in batches:
+    with progress.task("Reading activations", sequences.tokens) as task:
+        for batch in sequences.batches():
             ids, mask = batch.input_ids, batch.attention_mask
             with evaluating(model):
                 if "values" in kinds:

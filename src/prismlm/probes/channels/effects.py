@@ -427,8 +427,7 @@ def find_channels(
     ``settings`` are those of :func:`rank_channels`. Memory: 4 bytes for each token that is read and
     each channel of the model.
     """
-    reading = {"total": sequences.tokens, "progress": progress}
-    activations = read_activations(model, sequences.batches(), ("write",), **reading)
+    activations = read_activations(model, sequences, ("write",), progress=progress)
     return rank_channels(activations, tokenizer, words, **settings)
 
 
@@ -551,7 +550,7 @@ def concept_in_model(
     ranking = find_channels(model, tokenizer, words, train, progress=progress)
     layer, channel = ranking.rows[0]["layer"], ranking.rows[0]["channel"]
     heldout = Sequences(corpus, "heldout", max_tokens=max_tokens)
-    activations = read_activations(model, heldout.batches(), ("write",), (layer,))
+    activations = read_activations(model, heldout, ("write",), (layer,))
     ends = word_ends(tokenizer, word_forms(tokenizer, words), activations)
     positions = torch.cat(list(ends.values()))
     facts: Row = {"emerges": ranking["p"] < EMERGES, "heldout_difference": None}

@@ -90,8 +90,7 @@ def measure_layers(
     progress: Reporter = SILENT,
 ) -> tuple[Row, ...]:
     """Return the :func:`metrics` of every layer: of gates, or of the norms of value heads."""
-    reading = {"total": sequences.tokens, "progress": progress}
-    activations = read_activations(model, sequences.batches(), (kind,), **reading)
+    activations = read_activations(model, sequences, (kind,), progress=progress)
     return tuple(metrics(model, activations, kind, layer) for _, layer in activations.values)
 
 
@@ -309,8 +308,7 @@ def channel_report(
     top: dict[int, list[list[Row]]] = {}
     passages: dict[int, Passage] = {}
     if sequences is not None:
-        reading = {"total": sequences.tokens, "progress": progress}
-        activations = read_activations(model, sequences.batches(), GATES, layers, **reading)
+        activations = read_activations(model, sequences, GATES, layers, progress)
         part, lengths = sequences.part(len(activations.tokens)), activations.lengths.tolist()
         top = {layer: activations.top_sequences("write", layer) for layer in layers}
         chosen = chain.from_iterable(chain.from_iterable(top.values()))
