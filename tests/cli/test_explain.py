@@ -10,7 +10,7 @@ from safetensors.torch import load_file, save_file
 
 import prismlm
 from prismlm.cli.output import say
-from prismlm.cli.trace import passage_text, quotes_of, shares_of
+from prismlm.cli.trace import documents_of, passage_text, quotes_of, shares_of
 from prismlm.explain.attribution import Share, Sources, worth_showing
 from prismlm.explain.verbatim import Quote
 from prismlm.lens.lens import Around
@@ -115,12 +115,8 @@ def test_ids_of_documents_that_differ_in_the_middle_are_told_apart(capsys, monke
         assert ("not traced to the corpus" in shown) == (columns > 40)
 
 
-def test_the_answer_comes_first_and_the_table_on_request(prism, tiny_model):
+def test_the_answer_comes_first_and_the_table_on_request(prism, tiny_model, monkeypatch):
     shown = prism("explain", tiny_model, TEXT, "--passages").stdout
-    # A long title leaves room for where a document is from.
-    heads = re.findall(r"^ +\d+%  \w.*$", shown.partition("\nWhere it comes")[0], re.MULTILINE)
-    assert all(re.search(r"\S  \S.*\S  \S{5}", head) for head in heads)
-    assert any("…" in head for head in heads)
     parts = (TEXT, " support: ", "\nDocuments behind it", "\nWhere it comes")
     places = [shown.index(part) for part in parts]
     assert places == sorted(places)
@@ -134,6 +130,13 @@ def test_the_answer_comes_first_and_the_table_on_request(prism, tiny_model):
     last = prism("explain", tiny_model, TEXT, "--tokens", "last").stdout
     assert "resid" in last
     assert re.search(r"^Prediction \d+ alone: \S+ → \S+$", last, re.MULTILINE)
+    # A long title leaves room for where a document is from.
+    monkeypatch.setenv("COLUMNS", "60")
+    heads = [
+        str(line) for line in documents_of(trace.documents(5)) if re.match(" +\\d+%", str(line))
+    ]
+    assert any("…" in head for head in heads)
+    assert all(re.search(r"\S  \S{6}", head[7:]) and len(head) <= 60 for head in heads)
 
 
 IN_A_TERMINAL = """
