@@ -295,7 +295,7 @@ def test_documents_that_carry_far_less_are_printed_on_request(prism, tiny_model)
         shown = prism("explain", tiny_model, text, *options).stdout
         documents = shown[shown.index("Documents behind it") :].split("\n\n")[0]
         assert len(re.findall(r"^ *<?\d+%  ", documents, re.M)) == count
-        note = "All others carry far less: --passages shows them."
+        note = "Others carry less or name nothing of the question: --passages"
         assert (note in shown) == (not options)
 
 

@@ -73,7 +73,9 @@ def test_no_layer_is_read(small_model):
     with pytest.raises((RuntimeError, NotImplementedError)):
         model(torch.tensor([[1, 2]]))
     # So it cannot read the text that opposes an answer.
-    trace = attributor.attribute([1, 2, 3], torch.ones(3, model.config.hidden_size))
+    states = torch.ones(3, model.config.hidden_size)
+    trace = attributor.attribute([1, 2, 3], states, question="Why?")
+    assert trace.asked == "Why?"
     with pytest.raises(InputError, match=r"explain the text with prismlm\.load"):
         trace.against(1)
 

@@ -7,7 +7,9 @@ import prismlm
 from prismlm.corpus import Document
 from prismlm.corpus.chat import as_chat
 from prismlm.errors import InputError
+from prismlm.explain.attribution import Attribution, worth_showing
 from prismlm.explain.audit import Audit, read_texts
+from prismlm.pages.trace import Pool, trace_data
 from tests.helpers.chats import ANSWER, ANSWERED, ASKED, CHAT, QUESTION, chatting
 
 DOCUMENT = Document("chat", ANSWERED, messages=CHAT)
@@ -92,10 +94,27 @@ def test_what_is_neither_text_nor_chat_is_refused(lm):
 def test_support_asks_whether_documents_name_what_all_of_the_user_asked(lm):
     trace = lm.explain([{"role": "system", "content": "Sums"}, *CHAT, *as_chat("And why?")])
     assert trace.asked == f"{QUESTION}\nAnd why?"
-    trace = lm.explain(CHAT)
-    assert trace.asked == QUESTION
-    assert trace.support == trace.attribution().support(QUESTION)
-    assert trace[trace.first :].support == trace.support
+    parts = ({"type": "text", "text": "And "}, {"type": "text", "text": "why?"})
+    assert lm.explain([{"role": "user", "content": parts}]).asked == "And why?"
     assert lm.explain(ANSWERED).asked == ""
-    (text,) = read_texts(lm, [DOCUMENT])
-    assert text.support == text.attribution.support(QUESTION)
+
+
+def test_an_answer_from_documents_that_name_nothing_of_the_question(lm, monkeypatch):
+    corpus = lm.lens.corpus
+    answer = {"role": "assistant", "content": corpus.text(3)[:200] + corpus.text(6)[:200]}
+    chat = [*as_chat(QUESTION), answer]
+    before = lm.explain(chat)
+    shown = worth_showing(before.documents(50), 5, before.about)
+    assert (before.support.level, before.support.off_subject) == ("weak", False)
+    assert before.citations()
+    assert len(shown) > 1
+    monkeypatch.setattr(Attribution, "about", lambda self, asked: lambda _: asked != QUESTION)
+    trace = lm.explain(chat)
+    assert trace.support == trace[trace.first :].support == ("none", before.support.score, True)
+    assert trace.citations() == []
+    assert worth_showing(trace.documents(50), 5, trace.about) == shown[:1]
+    for one, count in ((before, len(shown)), (trace, 1)):
+        assert len(trace_data(one, Pool(lm.lens))["whole"]["documents"]) == count
+    (text,) = read_texts(lm, [Document("chat", "", messages=chat)])
+    assert text.support.off_subject
+    assert lm.explain([*as_chat("Why?"), answer]).support.level == "weak"

@@ -36,7 +36,10 @@ def test_figures_documents_and_texts_that_stand_out(opened, audit):
         "url": "javascript:alert(1)",
         "around": Around("the way\nto", " <school>", " was long"),
     }
+    summary["least_supported"][0] |= {"level": "weak", "off_subject": True}
     with opened(audit_page(summary)) as tab:
+        least = tab.locator(".p-block").first.locator("tbody tr").first.inner_text()
+        assert "names nothing of the question" in least
         figures = dict(zip(*[tab.locator(f".p-figure {part}").all_inner_texts() for part in
                              ("span", "b")], strict=True))  # fmt: skip
         assert figures["texts"] == "4"

@@ -149,20 +149,17 @@ def _evidence(trace: Trace, sources: Sources, options: PrintOptions) -> Iterator
     if unsupported and not options.passages:
         yield dim("--passages shows the nearest text all the same.\n")
     else:
-        candidates = trace.documents(max(CANDIDATES, options.documents), **options.search)
-        documents = candidates[: options.documents]
-        shown = (
-            documents
-            if options.passages
-            else worth_showing(candidates, options.documents, trace.about)
-        )
+        limit = options.documents
+        candidates = trace.documents(max(CANDIDATES, limit), **options.search)
+        documents = candidates[:limit]
+        shown = documents if options.passages else worth_showing(candidates, limit, trace.about)
         passages: dict[str, Passage] = {}
         if shown and options.search["method"] == "evidence":
             for passage in trace.passages(PASSAGE_CANDIDATES, where=where):
                 passages.setdefault(passage.doc_id, passage)
         yield from documents_of(shown, passages)
         if shown != documents:
-            yield dim("All others carry far less: --passages shows them.\n")
+            yield dim("Others carry less or name nothing of the question: --passages shows them.\n")
         yield shares_of(sources)
         if shown and trace.lens.suffixes is not None:
             yield from quotes_of(trace.verbatim(MAX_QUOTES))

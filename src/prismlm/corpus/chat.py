@@ -52,8 +52,8 @@ def is_messages(value: object) -> bool:
 
 def text_of(content: Any) -> str:
     """Return the text of a message's content: a string, a list of text parts, or None."""
-    if isinstance(content, list):
-        return "".join(part["text"] for part in cast("list[dict[str, str]]", content))
+    if isinstance(content, (list, tuple)):
+        return "".join(part["text"] for part in cast("Sequence[dict[str, str]]", content))
     return content or ""
 
 

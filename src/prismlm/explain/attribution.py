@@ -30,7 +30,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cache, cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
@@ -39,6 +39,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from prismlm.corpus.encode import encoder_of
 from prismlm.errors import check_choice
 from prismlm.explain.prediction import Predictions
 from prismlm.explain.rows import frame, html_table
@@ -378,18 +379,8 @@ class Passage:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the entry of ``prismlm explain --json``."""
-        names = (
-            "doc_id",
-            "share",
-            "carried",
-            "source",
-            "domain",
-            "license",
-            "title",
-            "url",
-            "text",
-        )
-        value = {name: getattr(self, name) for name in (*names, "position", "cosine")} | {
+        names = ("doc_id", "share", "carried", "source", "domain", "license", "title", "url")
+        value = {name: getattr(self, name) for name in (*names, "text", "position", "cosine")} | {
             "token": None if self.around is None else self.around.token,
             "also": [list(span) for span in self.also],
             "for_or_against": "for" if self.predicted is None else "against",
@@ -488,16 +479,12 @@ class Coverage(NamedTuple):
         """Return the support of the predictions; ``about``: is a document about the question?"""
         documents, shares, information = self.by_document()
         score = float(shares.max(initial=0))
-        if information < MIN_INFORMATION:
-            return Support("weak", score)
-        # By document: 2 is strong, 0 none.
-        levels = [
-            (int(shares[i] >= NONE) + int(shares[i] >= STRONG), int(documents[i]))
-            for i in largest(shares, ASKED_OF)
-        ]
-        reached = max((level for level, _ in levels), default=0)
-        allowed = max((n - (not about(document)) for n, document in levels if n), default=0)
-        return Support(LEVELS[2 - allowed], score, allowed < reached)
+        if information < MIN_INFORMATION or score < NONE:
+            return Support("weak" if information < MIN_INFORMATION else "none", score)
+        bound = STRONG if score >= STRONG else NONE
+        best = [int(documents[i]) for i in largest(shares, ASKED_OF) if shares[i] >= bound]
+        off_subject = not any(map(about, best))
+        return Support(LEVELS[(bound == NONE) + off_subject], score, off_subject)
 
 
 def token_information(rates: np.ndarray, positions: int) -> np.ndarray:
@@ -537,37 +524,43 @@ class Attribution:
         """The amount that shares are relative to."""
         return float(self.places.value.sum()) + self.rest
 
-    def support(self, asked: str = "") -> Support | None:
-        """Return how well the corpus supports the predictions, as the answer to a question, if any.
+    def support(self, about: Callable[[int], bool] = lambda _: True) -> Support | None:
+        """Return how well the corpus supports the predictions; for ``about`` see :meth:`about`.
 
         None if it is unknown, as for a state of zero.
         """
         scale, coverage = self.lens.support, self.coverage
         if coverage is None or scale is None or scale.nearest[0] == scale.nearest[-1]:
             return None
-        return coverage.support(self.about(asked)) if len(coverage.tokens) else None
+        return coverage.support(about) if len(coverage.tokens) else None
 
     def about(self, asked: str) -> Callable[[int], bool]:
         """Return a function: does a document have a telling word of a question?
 
         It does of any document if the question has no such word, or the lens no text.
         """
-        cells, source, tokenizer = self.lens.cells, self.lens.text_source, self.lens.tokenizer
+        words = set(re.findall(r"\w+", asked))
+        cells, tokenizer = self.lens.cells, self.lens.tokenizer
+        source = self.lens.text_source if words else None
         if source is None or tokenizer is None:
             return lambda _: True
-        words = set(re.findall(r"\w+", asked))
-        spelt = {way(word) for word in words for way in (str, str.lower, str.upper, str.capitalize)}
-        written = [*spelt, *(f" {word}" for word in spelt)]
-        encoded = tokenizer(written, add_special_tokens=False)["input_ids"] if written else []
-        tokens = np.unique(np.concatenate([*encoded, []])).astype(np.int64)
+        rates, encode = cells.token_rates, encoder_of(tokenizer).text.encode_batch
         rare = np.exp(-min(TELLING, TELLING_PART * np.log(len(cells))))
-        telling = tokens[cells.token_rates[tokens] <= rare]
+        telling, tells = set[int](), False
+        for word in words:
+            spelt = {way(word) for way in (str, str.lower, str.upper, str.capitalize)}
+            encoded = encode([*spelt, *(f" {word}" for word in spelt)], add_special_tokens=False)
+            found = [{i for i in e.ids if i >= len(rates) or rates[i] <= rare} for e in encoded]
+            telling.update(*found)
+            # "The" is common, however rare the tokens of "THE" are.
+            tells = tells or all(found)
 
+        @cache
         def about(document: int) -> bool:
             place = int(cells.starts[document]), int(cells.lengths[document])
-            return bool(np.isin(telling, source.read_tokens(*place)).any())
+            return bool(np.isin(list(telling), source.read_tokens(*place)).any())
 
-        return about if len(telling) else lambda _: True
+        return about if tells else lambda _: True
 
     def sources(self, by: str = "source", where: Where | None = None) -> Sources:
         """Return shares by source, domain, license or document."""

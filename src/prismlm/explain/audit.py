@@ -115,7 +115,8 @@ class TextFigures:
         """How well the corpus supports it; None if unknown, or if the head does not fit."""
         if self.attribution is None or misfit(float(np.median(self.explained))):
             return None
-        return self.attribution.support(asked_in(self.document.messages or ""))
+        about = self.attribution.about(asked_in(self.document.messages or ""))
+        return self.attribution.support(about)
 
 
 class _Window(NamedTuple):

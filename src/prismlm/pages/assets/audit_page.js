@@ -39,7 +39,7 @@ const CELLS = {
   score: ({ score }) => score.toFixed(2),
   share: ({ share }) => percent(share),
   source: ({ key }) => key,
-  support: ({ level }) => html`${level}<small>${WORDS[level]}</small>`,
+  support: ({ level, off_subject }) => html`${level}<small>${off_subject ? "what holds most of the text names nothing of the question" : WORDS[level]}</small>`,
 };
 const table = (title, columns, rows) => {
   const openings = apart(rows.map(({ opening }) => opening.replace(/\s+/g, " ").trim())), ids = apart(rows.map(({ text_id }) => text_id));
