@@ -221,11 +221,7 @@ def matching_temperature(
     return math.exp(root)
 
 
-FIGURES = {
-    "overlap": top_overlap,
-    "spearman": rank_correlation,
-    "same_top": same_top,
-}
+FIGURES = {"overlap": top_overlap, "spearman": rank_correlation, "same_top": same_top}
 MEASURES = ("js", "js_matched", *FIGURES)
 
 

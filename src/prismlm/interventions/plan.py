@@ -267,16 +267,20 @@ def plan_for(lm: OpenedModel, edits: Iterable[Edit], only: Only | None = None) -
                 f"{edit!r} is not an edit: expected prismlm.Scale, Ablate, Clamp, Group or "
                 "Controller."
             )
-        head = edit.head if isinstance(edit, Controller) else ""
-        if head and head != (own := prototypes_fingerprint(lm.head)):
-            name = f" {edit.description!r}" if edit.description else ""
-            raise InputError(
-                f"the controller{name} was made for the prototype head {head[:8]}, and this model "
-                f"has {own[:8]}, whose prototypes mean other things: open the model it was made "
-                "for, or calibrate one for this model."
-            )
+        if isinstance(edit, Controller) and edit.head:
+            _check_head(edit, prototypes_fingerprint(lm.head))
         prepared.append(plan.prepared(edit))
     return replace(plan, edits=tuple(prepared))
+
+
+def _check_head(controller: Controller, head: str) -> None:
+    if controller.head != head:
+        name = f" {controller.description!r}" if controller.description else ""
+        raise InputError(
+            f"the controller{name} was made for the prototype head {controller.head[:8]}, and this "
+            f"model has {head[:8]}, whose prototypes mean other things: open the model it was made "
+            "for, or calibrate one for this model."
+        )
 
 
 _plans: ContextVar[tuple[Plan, ...]] = ContextVar("prismlm_edits", default=())

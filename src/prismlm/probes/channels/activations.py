@@ -110,8 +110,8 @@ def read_activations(
                     by_kind = [tuple(getattr(layer, kind) for layer in gates) for kind in kinds]
             rows = batch.owned.any(1)
             first = batch.owned.int().argmax(1)[:, None]
-            sequences = (batch.positions.gather(1, first)[:, 0], batch.owned.sum(1), batch.document)
-            columns.append((batch.input_ids[batch.owned], *(c[rows] for c in sequences)))
+            places = (batch.positions.gather(1, first)[:, 0], batch.owned.sum(1), batch.document)
+            columns.append((batch.input_ids[batch.owned], *(c[rows] for c in places)))
             for kind, by_layer in zip(kinds, by_kind, strict=True):
                 for layer in chosen_layers(len(by_layer), layers):
                     activations = by_layer[layer]
