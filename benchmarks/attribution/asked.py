@@ -95,7 +95,7 @@ def ask(lm: prismlm.PrismLM, half: str) -> dict[str, Any]:
     for topic, question in QUESTIONS.items():
         trace = lm.explain(as_chat(question), generate=ANSWERED)
         answer = answer_of(trace)
-        row = {"topic": topic, "question": question, "answer": answer}
+        row: dict[str, Any] = {"topic": topic, "question": question, "answer": answer}
         row["support"] = trace.support and trace.support.level
         query = f"{question} {answer}"
         row["passages"] = {order: search.passages(order, trace, query) for order in ORDERS}
