@@ -103,6 +103,7 @@ def test_tokens_limit_steps_and_shares(document, tiny_model, printed):
 def test_ids_of_documents_that_differ_in_the_middle_are_told_apart(capsys, monkeypatch):
     ids = [f"a_long_name_of_a_data_set/{n:04}_OF_A_SERIES#treatments" for n in range(3)]
     shares = Sources("document", tuple(Share(key, 0.3, 0.01) for key in ids), 0.1)
+    monkeypatch.setenv("COLUMNS", "80")
     say(shares_of(shares))
     shown = capsys.readouterr().out
     assert all(key in shown for key in ids)

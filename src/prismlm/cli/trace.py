@@ -43,7 +43,7 @@ PROMPT_LINES = 3
 MAX_SHARES, MAX_QUOTES = 6, 3
 # The passages printed below the documents are chosen among so many.
 PASSAGE_CANDIDATES = 50
-INDENT, BAR_WIDTH, KEY_WIDTH, PASSAGE_WIDTH = 7, 24, 24, 320
+INDENT, BAR_WIDTH, PASSAGE_WIDTH = 7, 24, 320
 REBUILD = "prismlm index MODEL --corpus DIR --positions 1 --overwrite"
 EVERYTHING: dict[str, Any] = {"method": "evidence", "where": {}}
 STYLES = {"strong": "bold green", "weak": "bold yellow", "none": "bold red"}
@@ -247,9 +247,9 @@ def shares_of(sources: Sources) -> Table:
         rows.append(("elsewhere", sources.elsewhere, None))
     rows.append(("not traced to the corpus", sources.unattributed, None))
     largest = max(share for _, share, _ in rows) or 1.0
-    # Ids of documents may differ in the middle alone, so they get what the other columns leave.
+    # Ids of documents may differ in the middle alone: bars get what they leave.
     room = stdout_console().width - 17
-    longest = max(4, min(BAR_WIDTH, room - KEY_WIDTH))
+    longest = max(4, min(BAR_WIDTH, room - max(len(key) for key, _, _ in rows)))
     cells = [
         {
             sources.by: shorten(key, room - longest),
