@@ -210,6 +210,11 @@ def test_where_a_document_shows_up(lm, traces):
     # One of them is of one token, which predicts nothing.
     assert uses["texts_read"] == len(TEXTS) - 1
     assert uses["share"] == pytest.approx(sum(texts.values()) / uses["texts_read"])
+    # What is behind these texts is compared with an even spread of what was traced alone.
+    assert 0 < uses["traced"] < 1
+    even = {**uses, "share": found.base_rate * uses["traced"]}
+    assert "about as often as usual" in found.sentence(even)
+    assert "3.0 times as much" in found.sentence({**even, "share": 3 * even["share"]})
     ids = cells.documents.column("doc_id").to_pylist()
     tokens = dict(zip(ids, (cells.lengths - 1).tolist(), strict=True))
     assert found.base_rate == pytest.approx(tokens[doc_id] / sum(tokens.values()))

@@ -524,6 +524,11 @@ class Attribution:
         """The amount that shares are relative to."""
         return float(self.places.value.sum()) + self.rest
 
+    @property
+    def traced(self) -> float:
+        """The share of the evidence that the corpus carries; 0 without evidence."""
+        return 1 - self.rest / self.total if self.total > 0 else 0.0
+
     def support(self, about: Callable[[int], bool] = lambda _: True) -> Support | None:
         """Return how well the corpus supports the predictions; for ``about`` see :meth:`about`.
 
@@ -579,7 +584,7 @@ class Attribution:
             names, codes = cells.keys(by)
             value, rates = np.bincount(codes[number], value, len(names)), cells.base_rates(by)
         # Contexts are not a sample of positions, so their shares have no base rate.
-        has_rates, traced = self.method == "evidence", 1 - self.rest / total
+        has_rates, traced = self.method == "evidence", self.traced
         items = tuple(
             Share(names[i], float(value[i] / total), float(rates[i]) if has_rates else None, traced)
             for i in np.argsort(-value, kind="stable").tolist()

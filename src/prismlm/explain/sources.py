@@ -121,15 +121,11 @@ def texts_that_rely(lm: PrismLM, doc_id: str, documents: Iterable[Document]) -> 
         if text.attribution is None:
             continue
         read += 1
-        traced += 1 - text.attribution.sources().unattributed
+        traced += text.attribution.traced
         if (share := text.attribution.document_share(doc_id)) > 0:
             facts = {"text_id": text.document.doc_id, "opening": text.document.opening[:OPENING]}
             sharing.append(facts | {"share": share})
     sharing.sort(key=lambda text: -text["share"])
     share = sum(text["share"] for text in sharing) / max(1, read)
-    return {
-        "texts": sharing,
-        "texts_read": read,
-        "share": share,
-        "traced": traced / max(1, read),
-    }
+    mean = {"share": share, "traced": traced / max(1, read)}
+    return {"texts": sharing, "texts_read": read, **mean}
