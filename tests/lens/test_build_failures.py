@@ -9,18 +9,20 @@ from functools import cache
 from unittest.mock import patch
 
 import numpy as np
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 import torch
 
 from prismlm.errors import FormatError, InputError, Interrupted, PrismError
-from prismlm.lens import assembly, scan
+from prismlm.lens import assembly, layout, scan
 from prismlm.lens.build import build_index, write_lens
 from prismlm.lens.cells import Cells
 from prismlm.lens.layout import (
     CELL_FILES,
     COUNT_FILES,
     INDEX_FILE,
+    INDEX_SCHEMA,
     META_FILE,
     PROTOTYPES_FILE,
     cell_files,
@@ -285,3 +287,25 @@ def test_a_state_that_is_not_finite_leaves_nothing(build, corpus, tmp_path):
     with pytest.raises(InputError, match="not finite"):
         build(inputs=(broken, head, corpus))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_contexts_are_joined_a_file_at_a_time(tmp_path, monkeypatch):
+    """With 65,536 prototypes they are gigabytes."""
+    rows, texts, held = 1000, ["x" * 160] * 1000, list[int]()
+    columns = [pa.nulls(rows, field.type) for field in INDEX_SCHEMA][:-3]
+    table = pa.table([*columns, *[pa.array(texts)] * 3], schema=INDEX_SCHEMA)
+    for number in range(20):
+        layout.write_table(table, tmp_path / f"{number}.parquet")
+    monkeypatch.setattr(assembly, "CONTEXT_ROWS", 300)
+
+    def read(path):
+        held.append(pa.total_allocated_bytes() - before)
+        return pq.read_table(path)
+
+    monkeypatch.setattr(layout, "read_table", read)
+    before = pa.total_allocated_bytes()
+    assembly._join([tmp_path / f"{number}.parquet" for number in range(20)], tmp_path / "all")
+    assert max(held) < 3 * table.nbytes
+    groups = pq.ParquetFile(tmp_path / "all").metadata.to_dict()["row_groups"]
+    assert [group["num_rows"] for group in groups] == [300] * 66 + [200]
+    assert pq.read_table(tmp_path / "all") == pa.concat_tables([table] * 20)

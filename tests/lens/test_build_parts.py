@@ -102,6 +102,19 @@ def test_the_second_stage_as_a_step_of_any_number_of_tasks(part, in_ranges):
         replace(assembly, parts=Parts(part.lens.with_name("other"), 3))(None, 0, 2)
 
 
+def test_a_worker_of_the_second_stage_does_not_count_the_jobs(part, in_ranges, monkeypatch):
+    """That would read the documents once for each job, of which there may be thousands."""
+
+    def run_apart(work, count, **_):
+        for number in range(count):
+            pickle.loads(pickle.dumps(work))(None, number, count)
+
+    monkeypatch.setattr("prismlm.lens.build.run_parts", run_apart)
+    with patch.object(suffixes, "count_parts", wraps=suffixes.count_parts) as counted:
+        assert_same_lens(in_ranges, index_in_parts(replace(part, options=RANGES), 3))
+    assert counted.call_count == 2  # by who starts the workers, and who writes the lens
+
+
 def make_first_elsewhere(part, unlike, data, number, count):
     """Make a part; a worker unlike the others makes the first."""
     part = replace(part, merge=False)
