@@ -87,8 +87,8 @@ def ask(lm: prismlm.PrismLM, half: str) -> dict[str, Any]:
             found = trace.documents(CANDIDATES)
             row["shown"] = [one.doc_id for one in worth_showing(found, PASSAGES, trace.about)]
             by_bm25 = [one["doc_id"] for one in search.passages("bm25", trace, query)]
-            first = [one.doc_id for one in found[:PASSAGES]]
-            row["first_five"] = {"prismlm": first, "bm25": by_bm25}
+            five = worth_showing(found, PASSAGES, trace.about, fill=True)
+            row["first_five"] = {"prismlm": [one.doc_id for one in five], "bm25": by_bm25}
         rows.append(row)
         print(len(rows), one["set"], trace.support and trace.support.level, flush=True)
     demo: list[dict[str, Any]] = []
@@ -170,7 +170,7 @@ class Search:
             ]
         passages = self.attribution(order, trace).passages(CANDIDATES)
         shown = worth_showing(passages, PASSAGES, trace.about)
-        read = [one for one in passages if one in shown or one in passages[:PASSAGES]]
+        read = worth_showing(passages, PASSAGES, trace.about, fill=True)
         texts = [" ".join(str(one.text).split()) for one in read]
         return [
             {"doc_id": one.doc_id, "title": one.title, "text": text, "shown": one in shown}

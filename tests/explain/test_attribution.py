@@ -147,9 +147,12 @@ def test_documents_that_carry_far_less_than_others_are_not_worth_showing():
         documents = [Passage(str(i), share, *[None] * 5, 0) for i, share in enumerate(shares)]
         assert worth_showing(documents, 5) == documents[:shown]
     # Where it is known how much of the answer they carry: the first, and those with 15 % of it.
-    carried = (0.05, 0.2, 0.14, 0.15, 0.3)
+    carried = (0.01, 0.2, 0.04, 0.05, 0.15)
     documents = [Passage(str(i), 0.2, *[None] * 5, 0, carried=c) for i, c in enumerate(carried)]
-    assert [one.doc_id for one in worth_showing(documents, 3)] == ["0", "1", "3"]
+    assert [one.doc_id for one in worth_showing(documents, 5)] == ["0", "1", "4"]
+    # Of those that are about a question: with 5 % of it.
     about = {"2", "3", "4"}
     shown = worth_showing(documents, 5, lambda one: one.doc_id in about)
     assert [one.doc_id for one in shown] == ["0", "3", "4"]
+    shown = worth_showing(documents, 4, lambda one: one.doc_id in about, fill=True)
+    assert [one.doc_id for one in shown] == ["0", "3", "4", "1"]

@@ -151,14 +151,13 @@ def _evidence(trace: Trace, sources: Sources, options: PrintOptions) -> Iterator
     else:
         limit = options.documents
         candidates = trace.documents(max(CANDIDATES, limit), **options.search)
-        documents = candidates[:limit]
-        shown = documents if options.passages else worth_showing(candidates, limit, trace.about)
+        shown = worth_showing(candidates, limit, trace.about, fill=options.passages)
         passages: dict[str, Passage] = {}
         if shown and options.search["method"] == "evidence":
             for passage in trace.passages(PASSAGE_CANDIDATES, where=where):
                 passages.setdefault(passage.doc_id, passage)
         yield from documents_of(shown, passages)
-        if shown != documents:
+        if len(shown) < min(limit, len(candidates)):
             yield dim("Others carry less or name nothing of the question: --passages shows them.\n")
         yield shares_of(sources)
         if shown and trace.lens.suffixes is not None:

@@ -81,9 +81,10 @@ GAP = 24
 MAX_PASSAGE = 128
 # Further tokens of a passage are marked if they have this part of its largest weight.
 MARKED_WEIGHT_RATIO = 0.1
-# Of the first so many documents, most of those that carry at least this part of an answer's
-# information are about its subject (docs/results/asked.md).
-CANDIDATES, WORTH_SHOWING, LARGE_SHARE = 50, 0.15, 0.03
+# Of the first so many documents, most of those that name something of the question and carry at
+# least this part of an answer's information are about its subject (docs/results/asked.md); without
+# a question, most of those that carry the larger part.
+CANDIDATES, WORTH_SHOWING, LARGE_PART, LARGE_SHARE = 50, 0.05, 0.15, 0.03
 
 # c in nats, and ε. This c and the square ranked the document that holds an answer first most often,
 # on questions to a model that half knew its texts (docs/results/asked.md).
@@ -91,8 +92,9 @@ COMMON, MIN_WEIGHT = 5.0, 0.01
 # docs/results/asked.md has the error rates, on questions that these bounds were not chosen on.
 STRONG, NONE = 0.8, 0.25
 MIN_INFORMATION = 1.0
-# A word of a question tells what it is about if it is rarer than this, in nats, or in a corpus of N
-# positions than this part of ln N. Such words are looked for in so many documents, the best.
+# A word of a question tells what it is about if each spelling has a token that is rarer than this,
+# in nats, or in a corpus of N positions than this part of ln N. Such words are looked for in so many
+# documents, the best.
 TELLING, TELLING_PART, ASKED_OF = 7.5, 2 / 3, 8
 Level = Literal["strong", "weak", "none"]
 LEVELS: tuple[Level, ...] = get_args(Level)
@@ -391,20 +393,28 @@ class Passage:
 
 
 def worth_showing(
-    documents: Sequence[Passage], limit: int, about: Callable[[Passage], bool] = lambda _: True
+    documents: Sequence[Passage],
+    limit: int,
+    about: Callable[[Passage], bool] | None = None,
+    *,
+    fill: bool = False,
 ) -> list[Passage]:
-    """Return the first document, and others ``about`` the question with 15 % of the information.
+    """Return the first document, and others ``about`` the question with 5 % of the information.
 
-    Where it is not known how much of the answer's information they carry, those with 3 % of the
-    evidence, or half as much as the first.
+    Without ``about``, those with 15 %; where it is not known how much of the answer's information
+    they carry, those with 3 % of the evidence, or half as much as the first. With ``fill`` the
+    largest of the others follow.
     """
 
     def worth(one: Passage) -> bool:
         if one.carried is None:
             return one.share >= min(LARGE_SHARE, documents[0].share / 2)
-        return one is documents[0] or (one.carried >= WORTH_SHOWING and about(one))
+        part = one.carried >= LARGE_PART if about is None else one.carried >= WORTH_SHOWING
+        return one is documents[0] or (part and (about is None or about(one)))
 
-    return list(filter(worth, documents))[:limit]
+    first = list(filter(worth, documents))
+    others = [one for one in documents if one not in first] if fill else []
+    return [*first, *others][:limit]
 
 
 class Places(NamedTuple):
@@ -475,7 +485,7 @@ class Coverage(NamedTuple):
         documents, owner = np.unique(self.carried[:, 1], return_inverse=True)
         return documents, self.parts(owner, len(documents)), float(self.distinct()[0].sum())
 
-    def support(self, about: Callable[[int], bool] = lambda _: True) -> Support:
+    def support(self, about: Callable[[int], bool] | None = None) -> Support:
         """Return the support of the predictions; ``about``: is a document about the question?"""
         documents, shares, information = self.by_document()
         score = float(shares.max(initial=0))
@@ -483,7 +493,7 @@ class Coverage(NamedTuple):
             return Support("weak" if information < MIN_INFORMATION else "none", score)
         bound = STRONG if score >= STRONG else NONE
         best = [int(documents[i]) for i in largest(shares, ASKED_OF) if shares[i] >= bound]
-        off_subject = not any(map(about, best))
+        off_subject = about is not None and not any(map(about, best))
         return Support(LEVELS[(bound == NONE) + off_subject], score, off_subject)
 
 
@@ -529,7 +539,7 @@ class Attribution:
         """The share of the evidence that the corpus carries; 0 without evidence."""
         return 1 - self.rest / self.total if self.total > 0 else 0.0
 
-    def support(self, about: Callable[[int], bool] = lambda _: True) -> Support | None:
+    def support(self, about: Callable[[int], bool] | None = None) -> Support | None:
         """Return how well the corpus supports the predictions; for ``about`` see :meth:`about`.
 
         None if it is unknown, as for a state of zero.
@@ -539,33 +549,33 @@ class Attribution:
             return None
         return coverage.support(about) if len(coverage.tokens) else None
 
-    def about(self, asked: str) -> Callable[[int], bool]:
+    def about(self, asked: str) -> Callable[[int], bool] | None:
         """Return a function: does a document have a telling word of a question?
 
-        It does of any document if the question has no such word, or the lens no text.
+        None if the question has no such word, or the lens no text.
         """
         words = set(re.findall(r"\w+", asked))
         cells, tokenizer = self.lens.cells, self.lens.tokenizer
         source = self.lens.text_source if words else None
         if source is None or tokenizer is None:
-            return lambda _: True
+            return None
         rates, encode = cells.token_rates, encoder_of(tokenizer).text.encode_batch
         rare = np.exp(-min(TELLING, TELLING_PART * np.log(len(cells))))
-        telling, tells = set[int](), False
+        telling = list[set[int]]()
         for word in words:
             spelt = {way(word) for way in (str, str.lower, str.upper, str.capitalize)}
             encoded = encode([*spelt, *(f" {word}" for word in spelt)], add_special_tokens=False)
             found = [{i for i in e.ids if i >= len(rates) or rates[i] <= rare} for e in encoded]
-            telling.update(*found)
             # "The" is common, however rare the tokens of "THE" are.
-            tells = tells or all(found)
+            telling += found if all(found) else []
 
         @cache
         def about(document: int) -> bool:
             place = int(cells.starts[document]), int(cells.lengths[document])
-            return bool(np.isin(list(telling), source.read_tokens(*place)).any())
+            tokens = set(source.read_tokens(*place).tolist())
+            return any(spelling <= tokens for spelling in telling)
 
-        return about if tells else lambda _: True
+        return about if telling else None
 
     def sources(self, by: str = "source", where: Where | None = None) -> Sources:
         """Return shares by source, domain, license or document."""

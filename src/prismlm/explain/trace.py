@@ -310,12 +310,16 @@ class Trace:
         """How well the corpus supports the answer; None without a lens, or a scale in it."""
         return None if self.lens is None else self.attribution().support(self._about)
 
-    def about(self, passage: Passage) -> bool:
-        """Return whether its document names something of what the user of a chat asked."""
-        return self._about(self._lens().cells.document_number(passage.doc_id))
+    @property
+    def about(self) -> Callable[[Passage], bool] | None:
+        """Does its document name something of what the user of a chat asked? None: nothing asks."""
+        if (about := self._about) is None:
+            return None
+        number = self._lens().cells.document_number
+        return lambda passage: about(number(passage.doc_id))
 
     @cached_property
-    def _about(self) -> Callable[[int], bool]:
+    def _about(self) -> Callable[[int], bool] | None:
         return self.attribution().about(self.asked)
 
     @property
@@ -356,6 +360,7 @@ class Trace:
         if self.support is None:
             return []
         ids, words, cited = self.answer_ids, self.lm.words, list[Citation]()
+        about = self._about
         # No prediction has the first token of a text that was only read as its target.
         shift = self.first - (0 if self.first or self.written else 1)
         for start, end in sentences(self.answer):
@@ -371,7 +376,7 @@ class Trace:
             documents, shares, information = coverage.by_document()
             for i in np.argsort(-shares, kind="stable"):
                 strong = information >= MIN_INFORMATION and shares[i] >= STRONG
-                if strong and self._about(int(documents[i])):
+                if strong and (about is None or about(int(documents[i]))):
                     facts = self._lens().cells.facts(int(documents[i]))
                     cited.append(Citation(start, end, float(shares[i]), facts))
         return cited
