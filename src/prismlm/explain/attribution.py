@@ -93,7 +93,7 @@ COMMON, MIN_WEIGHT = 5.0, 0.01
 STRONG, NONE = 0.8, 0.25
 MIN_INFORMATION = 1.0
 # A word of a question tells what it is about if each spelling has a token that is rarer than this,
-# in nats, or in a corpus of N positions than this part of ln N. Such words are looked for in so many
+# in nats, or in a corpus of N positions than this part of ln N. They are looked for in so many
 # documents, the best.
 TELLING, TELLING_PART, ASKED_OF = 7.5, 2 / 3, 8
 Level = Literal["strong", "weak", "none"]
