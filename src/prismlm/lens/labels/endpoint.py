@@ -10,34 +10,34 @@ import json
 import os
 import re
 import threading
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
 from string import Template
 from typing import Any, NamedTuple, TypeVar
 
-from prismlm.errors import FormatError, InputError, check_number, check_text, check_whole, shown
-from prismlm.files import check_json, json_text, room_to_write
+from prismlm.errors import FormatError, InputError, check_number, check_whole, shown
+from prismlm.files import check_json, json_text
 from prismlm.progress import Task
-from prismlm.run_state import Interrupts
+from prismlm.run_state import keeping
 
 # Local servers want some key and ignore its value.
 KEY_VARIABLE, NO_KEY = "OPENAI_API_KEY", "none"
-URL = re.compile(r"https?://(\[[0-9a-fA-F:]+\]|[\w.-]+)(:\d{1,5})?(/[^@\s]*)?")
+URL = re.compile(r"https?://\S+")
 # Enough for a model that reasons before it answers; one that never stops is cut off.
 MAX_TOKENS = 2048
 # Give up when more than half of the first 8 questions fail, or 32 in a row.
 MIN_QUESTIONS, MAX_FAILURES_IN_A_ROW = 8, 32
 MESSAGE_LENGTH = 300
-ADVICE = {
-    401: f"Set {KEY_VARIABLE} to a key that is valid there.",
-    403: f"Set {KEY_VARIABLE} to a key that has access.",
-    404: "Check the name of the model, and that the path ends in /v1.",
-    429: "Try again later, or send fewer requests at once with --concurrency.",
-}
+ADVICE = (
+    "Check that the server runs and what it logs, the URL, which usually ends in /v1, the model's "
+    f"name, and the key in {KEY_VARIABLE}; if it is slow or busy, raise --timeout or lower "
+    "--concurrency."
+)
 CODE_BLOCK = re.compile(r"\s*```(?:json)?\s*\n(.*)\n\s*```\s*", re.DOTALL)
 JSON_TYPES: dict[Any, dict[str, Any]] = {
     str: {"type": "string"},
@@ -67,7 +67,7 @@ def prompt(name: str, **values: str) -> str:
 
 def fenced(data: str) -> str:
     """Put untrusted text between two lines made of its digest, which it cannot contain."""
-    fence = "data-" + hashlib.sha256(data.encode(errors="replace")).hexdigest()[:12]
+    fence = "data-" + hashlib.sha256(data.encode()).hexdigest()[:12]
     return f"<{fence}>\n{data}\n</{fence}>"
 
 
@@ -114,22 +114,20 @@ class Question(NamedTuple):
         schema = {"type": "object", "properties": properties, "required": list(properties)}
         return schema | {"additionalProperties": False}
 
-    def answer(self, text: object) -> dict[str, Any]:
+    def answer(self, text: str | None) -> dict[str, Any]:
         """Parse a reply; raise NoAnswer with the reason if it is not an answer."""
-        if not isinstance(text, str):
-            raise NoAnswer("there is no text in it")
         kinds = {n: str if isinstance(kind, tuple) else kind for n, kind in self.fields.items()}
-        block = CODE_BLOCK.fullmatch(text)
+        block = CODE_BLOCK.fullmatch(text or "")
         try:
-            answer = json.loads(block[1] if block else text)
+            answer = json.loads(block[1] if block else text or "")
             check_json(answer, kinds, "the answer")
-        except (ValueError, RecursionError, FormatError):
-            answer = {}
-        if answer.keys() != kinds.keys():
-            raise NoAnswer(f"it is no JSON object with the fields {', '.join(kinds)}")
-        for name, kind in self.fields.items():
-            if isinstance(kind, tuple) and answer[name] not in kind:
-                raise NoAnswer(f"its {name} is not one of the choices")
+        except (ValueError, RecursionError, FormatError) as error:
+            fields = ", ".join(kinds)
+            raise NoAnswer(f"it is no JSON object with the fields {fields}") from error
+        answer = {name: answer[name] for name in kinds}
+        choices = {name: kind for name, kind in self.fields.items() if isinstance(kind, tuple)}
+        if not all(answer[name] in kind for name, kind in choices.items()):
+            raise NoAnswer(f"its {' or '.join(choices)} is not one of the choices")
         if not self.is_valid(answer):
             raise NoAnswer("a value in it is empty or out of range")
         return answer
@@ -146,13 +144,12 @@ class Endpoint:
     retries: int = 2  # if a request times out or the endpoint is busy
 
     def __post_init__(self) -> None:
-        if not URL.fullmatch(check_text("the endpoint", self.url)):
+        if not URL.fullmatch(self.url):
             raise InputError(
-                f"the endpoint is {shown(self.url.rpartition('@')[2])}: expected a URL such as "
-                f"http://localhost:8080/v1, without a password; {KEY_VARIABLE} holds a key."
+                f"the endpoint is {shown(self.url)}: expected a URL such as "
+                f"http://localhost:8080/v1; {KEY_VARIABLE} holds a key."
             )
         check_whole("the concurrency", self.concurrency, 1, 1024)
-        check_whole("the retries", self.retries)
         check_number("the timeout", self.timeout, "seconds above 0", lambda value: value > 0)
 
 
@@ -170,7 +167,7 @@ class Session:
         self.tally: Counter[str] = Counter(requests=0, tokens_in=0, tokens_out=0)
         self.failures: Counter[str] = Counter()  # questions, by reason
         self._lock = threading.Lock()
-        self._way = 0  # the first of the options that the endpoint has not refused
+        self._plain = False  # the endpoint has refused a schema or a limit
         self._client = openai.OpenAI(
             base_url=endpoint.url,
             api_key=os.environ.get(KEY_VARIABLE) or NO_KEY,
@@ -179,7 +176,7 @@ class Session:
         )
         self._answers: dict[str, Any] = {}
         for line in path.read_bytes().splitlines() if path.is_file() else ():
-            with suppress(ValueError, RecursionError, TypeError, KeyError):
+            with suppress(ValueError, TypeError, KeyError):
                 row = json.loads(line)
                 self._answers[row["key"]] = row["answer"]
 
@@ -189,13 +186,11 @@ class Session:
 
     def kept(self) -> str:
         """Say where the answers are."""
-        if not self.path.is_file():
-            return "No answers have been saved."
-        return f"The answers so far are kept in {self.path}; run the same command again to resume."
+        return f"The answers so far are kept in {self.path}."
 
     def _key(self, question: Question) -> str:
         value = json_text([self.endpoint.model, question.messages, question.schema])
-        return hashlib.sha256(value.encode(errors="replace")).hexdigest()
+        return hashlib.sha256(value.encode()).hexdigest()
 
     def stored(self, question: Question) -> dict[str, Any] | None:
         """Return the stored answer to a question; None if it is missing or invalid."""
@@ -218,111 +213,89 @@ class Session:
         # The line break comes first, as the last line may have been cut off.
         key = self._key(question)
         line = "\n" + json_text({"key": key, "answer": answer})
-        with self._lock, room_to_write(str(self.path), self.path.parent, self.kept):
-            with self.path.open("ab") as file:
-                file.write(line.encode(errors="replace"))
+        with self._lock, self.path.open("a", encoding="utf-8") as file:
+            file.write(line)
             self._answers[key] = answer
         return answer
 
     def _reply(self, messages: list[dict[str, str]], question: Question) -> str | None:
-        """Return a reply's text; fall back to simpler options for good if they are refused."""
+        """Return a reply's text; if the first is refused, ask without a schema from then on."""
         import openai
 
-        refusals = openai.BadRequestError, openai.UnprocessableEntityError
-        named = {"name": "answer", "strict": True, "schema": question.schema}
-        limits: dict[str, Any] = {"temperature": 0, "max_tokens": MAX_TOKENS}
-        ways: list[dict[str, Any]] = [
-            limits | {"response_format": {"type": "json_schema", "json_schema": named}},
-            limits | {"response_format": {"type": "json_object", "schema": question.schema}},
-            limits,
-            {},
-        ]
-        create: Any = self._client.chat.completions.create
-        reply = None
-        for way in range(self._way, len(ways)):
+        schema = {"name": "answer", "strict": True, "schema": question.schema}
+        options: dict[str, Any] = {
+            "temperature": 0,
+            "max_tokens": MAX_TOKENS,
+            "response_format": {"type": "json_schema", "json_schema": schema},
+        }
+        chat: Any = self._client.chat.completions
+        create = partial(chat.create, model=self.endpoint.model, messages=messages)
+        try:
             try:
-                reply = create(model=self.endpoint.model, messages=messages, **ways[way])
-                self._way = way
-            except (*refusals, openai.InternalServerError) as error:
+                reply = create(**({} if self._plain else options))
+            except (openai.BadRequestError, openai.InternalServerError):
                 # Options that have worked before are not the cause.
-                if (self.tally["requests"] and way == self._way) or way + 1 == len(ways):
-                    raise self._error(error) from error
-                continue
-            except openai.APIError as error:
-                raise self._error(error) from error
-            except ValueError:  # the body is not JSON
-                pass
-            break
-        # The client does not validate what it receives.
-        usage, choices = getattr(reply, "usage", None), getattr(reply, "choices", None)
-        counts = [getattr(usage, name, 0) for name in ("prompt_tokens", "completion_tokens")]
+                if self.tally["requests"] and not self._plain:
+                    raise
+                reply = create()
+                self._plain = True
+        except openai.APIError as error:
+            raise self._error(error) from error
+        try:
+            usage, text = reply.usage, reply.choices[0].message.content
+        except (AttributeError, LookupError, TypeError) as error:  # the client does not check it
+            raise NoAnswer("it is no chat completion") from error
         with self._lock:
             self.tally["requests"] += 1
-            for name, count in zip(("tokens_in", "tokens_out"), counts, strict=True):
-                self.tally[name] += count if isinstance(count, int) else 0
-        first = choices[0] if isinstance(choices, list) and choices else None
-        return getattr(getattr(first, "message", None), "content", None)
+            for name, count in (
+                ("tokens_in", "prompt_tokens"),
+                ("tokens_out", "completion_tokens"),
+            ):
+                self.tally[name] += getattr(usage, count, 0)
+        return text
 
     def _error(self, error: Exception) -> NoAnswer | InputError:
         """Return the error of a failed request: InputError if it would stop every other as well."""
         import openai
 
         status = getattr(error, "status_code", None)
-        reason, fatal = f"it answered with status {status}", status in (401, 403, 404)
-        advice = ADVICE.get(status or 0, "Look at what the server logs about it.")
-        if isinstance(error, openai.APITimeoutError):
-            reason = f"it did not answer within {self.endpoint.timeout:g} seconds"
-            advice = "Raise --timeout, or send fewer requests at once with --concurrency."
-        elif isinstance(error, openai.APIConnectionError):
-            fatal, reason = True, "it cannot be reached"
-            advice = "Start the server, or check host, port and path, which usually ends in /v1."
+        timed_out = isinstance(error, openai.APITimeoutError)
+        unreachable = isinstance(error, openai.APIConnectionError) and not timed_out
+        reason = "it cannot be reached" if unreachable else "it did not answer in time"
+        reason = reason if status is None else f"it answered with status {status}"
         # Before the first reply, every failure is likely to repeat.
-        if not fatal and self.tally["requests"]:
+        if self.tally["requests"] and not unreachable and status not in (401, 403, 404):
             return NoAnswer(reason)
         cause = one_line(str(error.__cause__ or error), MESSAGE_LENGTH)
-        return InputError(f"{self.endpoint.url}: {reason} ({cause}). {advice} {self.kept()}")
+        return InputError(f"{self.endpoint.url}: {reason} ({cause}). {ADVICE} {self.kept()}")
 
     def each(
         self, jobs: Sequence[T], work: Callable[[T], R], task: Task
     ) -> Iterator[tuple[T, R | None]]:
         """Yield each job with its result, None if it failed; InputError if most of them fail."""
-        waiting = deque(jobs)
-        done: SimpleQueue[tuple[T, R | None, Exception | None]] = SimpleQueue()
-
-        def run() -> None:
-            with suppress(IndexError):
-                while True:
-                    job = waiting.popleft()
-                    try:
-                        done.put((job, work(job), None))
-                    except Exception as error:  # raised by the loop below
-                        done.put((job, None, error))
-
-        # Daemon threads, so that a pending request does not delay the end of the process.
-        for _ in range(min(self.endpoint.concurrency, len(jobs))):
-            threading.Thread(target=run, daemon=True).start()
-        failed = in_a_row = 0
+        pool, failed, in_a_row = ThreadPoolExecutor(self.endpoint.concurrency), 0, 0
+        futures = {pool.submit(work, job): job for job in jobs}
         try:
-            with Interrupts(self.kept) as signals:
-                signals.now = True
-                for count in range(1, len(jobs) + 1):
-                    job, result, error = done.get()
-                    in_a_row = 0 if error is None else in_a_row + 1
-                    if error is not None:
-                        if not isinstance(error, NoAnswer):
-                            raise error
+            with keeping(self.kept):
+                for count, future in enumerate(as_completed(futures), 1):
+                    error, in_a_row = future.exception(), in_a_row + 1
+                    if error is None:
+                        in_a_row = 0
+                    elif not isinstance(error, NoAnswer):
+                        raise error
+                    else:
                         failed += 1
                         self.failures[str(error)] += 1
                         task.note(f"{failed:,} failed, the last because {error}")
-                        most = 2 * failed > count and count >= min(MIN_QUESTIONS, len(jobs))
-                        if most or in_a_row >= MAX_FAILURES_IN_A_ROW:
-                            raise InputError(
-                                f"{failed:,} of the first {count:,} questions to "
-                                f"{self.endpoint.model!r} at {self.endpoint.url} got no usable "
-                                f"answer, mostly because {self.failures.most_common(1)[0][0]}. Try "
-                                f"another model, or check the server. {self.kept()}"
-                            )
+                    most = 2 * failed > count and count >= min(MIN_QUESTIONS, len(jobs))
+                    if most or in_a_row >= MAX_FAILURES_IN_A_ROW:
+                        raise InputError(
+                            f"{failed:,} of the first {count:,} questions to "
+                            f"{self.endpoint.model!r} at {self.endpoint.url} got no usable "
+                            f"answer, mostly because {self.failures.most_common(1)[0][0]}. Try "
+                            f"another model, or check the server. {self.kept()}"
+                        )
                     task.advance()
-                    yield job, result
+                    yield futures[future], None if error else future.result()
         finally:
-            waiting.clear()
+            pool.shutdown(wait=False, cancel_futures=True)
