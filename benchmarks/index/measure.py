@@ -91,8 +91,8 @@ def measure_ratio(
     given = index_scan.ScanInput(plain, text, options, head)
     autocast = torch.autocast(plain.device.type, torch.bfloat16, enabled=bf16)
     work = tempfile.TemporaryDirectory()
-    codes = Int8Codes(head.width)
-    dtype = spooled_type(codes, given.cells)
+    codes = Int8Codes()
+    dtype = spooled_type(given.cells)
     read: list[np.ndarray] = []
     scan, order, slot = index_scan.Scan.empty(given), given.order, 0
     seconds: list[tuple[float, float, float]] = []

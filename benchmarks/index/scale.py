@@ -137,7 +137,7 @@ def spool_part(source: Path, parts: Parts, total: int, _: Any, number: int, coun
     keys, starts = cells.keys_and_starts
     width, vocabulary = cells.meta.width, cells.meta.vocabulary
     made = cells_format(width, vocabulary, total, check_codes(cells.meta.codes))
-    dtype, prototypes = spooled_type(cells.codes, made), 1 + int(keys[-1]) // vocabulary
+    dtype, prototypes = spooled_type(made), 1 + int(keys[-1]) // vocabulary
     directory = parts.part(number)
     directory.mkdir()
 

@@ -38,8 +38,8 @@ CONTEXTS = [(0, 0, 10, "a"), (0, 1, 120, "b"), (1, 0, 30, "a")]
 
 def hand_lens(directory):
     """Write the lens, and open it."""
-    codes, cells = Int8Codes(2), cells_format(2, 8, 401)
-    records = np.empty(len(POSITIONS), spooled_type(codes, cells))
+    codes, cells = Int8Codes(), cells_format(2, 8, 401)
+    records = np.empty(len(POSITIONS), spooled_type(cells))
     for column, name in enumerate(("cell", "token", "position")):
         records[name] = [row[column] for row in POSITIONS]
     angles = np.deg2rad([row[3] for row in POSITIONS])

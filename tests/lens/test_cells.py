@@ -25,6 +25,7 @@ from prismlm.lens.cells import (
     check_codes,
     learn_codes,
     parts_of,
+    record_type,
 )
 from tests.helpers.file_limit import few_open_files
 from tests.helpers.lens_files import write_cells
@@ -40,10 +41,10 @@ def random_states(count, width, seed=0):
 def random_records(count, seed=0, codes=None, tokens=2**63):
     """Records as a scan yields them, in the code of ``codes``, by default int8."""
     generator = np.random.default_rng(seed)
-    codes = codes or Int8Codes(WIDTH)
+    codes = codes or Int8Codes()
     name = "int8" if isinstance(codes, Int8Codes) else "pq"
     cells = cells_format(WIDTH, VOCABULARY, tokens, name)
-    records = np.empty(count, spooled_type(codes, cells))
+    records = np.empty(count, spooled_type(cells))
     records["cell"] = generator.integers(CELLS, size=count)
     records["token"] = generator.integers(VOCABULARY, size=count)
     records["position"] = generator.permutation(10 * count)[:count]
@@ -188,7 +189,7 @@ def test_cosines_are_those_of_the_coded_states(opened):
 def test_pq_stores_the_nearest_centre_of_each_part(name, width):
     size, states = PARTS[name], random_states(300, width)
     codes = ProductCodes.learn(states, name)
-    coded = np.empty(40, np.dtype(codes.fields))
+    coded = np.empty(40, record_type(cells_format(width, VOCABULARY, 9, name)))
     codes.put(states[:40], coded)
     padded = np.zeros((40, size * parts_of(width, name)))
     padded[:, :width] = states[:40]

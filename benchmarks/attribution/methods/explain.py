@@ -101,8 +101,8 @@ def written_cells(setting: Setting, directory: Path, codes: CodeName = "int8") -
     sample = np.linspace(0, len(positions) - 1, min(SAMPLE, len(positions))).astype(np.int64)
     states = positions.state[sample].astype(np.float32)
     int8 = codes == "int8"
-    coder = Int8Codes(setting.head.width) if int8 else learn_codes(directory, codes, states)
-    dtype = spooled_type(coder, kept)
+    coder = Int8Codes() if int8 else learn_codes(directory, codes, states)
+    dtype = spooled_type(kept)
 
     def read() -> Iterator[np.ndarray]:
         for first in range(0, len(positions), ROWS_AT_ONCE):

@@ -153,8 +153,7 @@ class Assembly:
     @cached_property
     def cells(self) -> CellFiles:
         """The cells, from the positions of all parts."""
-        centres = self.parts.path / CENTRES
-        scanned = [scanned_positions(part, centres) for part in self._finished_parts]
+        scanned = [scanned_positions(part) for part in self._finished_parts]
         meta, runs = scanned[0][0], [run for _, run in scanned]
         cells = CellFiles(meta, runs, self.options.range_bytes)
         if meta.share < 1 and not cells.counts.any():

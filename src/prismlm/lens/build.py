@@ -37,8 +37,8 @@ from prismlm.files import (
 from prismlm.layers import PrototypeHead
 from prismlm.lens import layout
 from prismlm.lens.assembly import CENTRES, Assembly
-from prismlm.lens.cell_files import spooled_type, stored_type
-from prismlm.lens.cells import Cells, CellsMeta, learn_codes, open_codes
+from prismlm.lens.cell_files import spooled_type
+from prismlm.lens.cells import Cells, CellsMeta, learn_codes, open_codes, record_type
 from prismlm.lens.opened_model import check_embedded
 from prismlm.lens.options import IndexOptions, Shard, options_for
 from prismlm.lens.probe import Probe
@@ -352,13 +352,12 @@ def index_bytes(
     """Estimate the bytes of a lens of so many documents and predictions, and those of its parts."""
     per_context = BYTES_WITH_TEXT if options.with_text else BYTES_WITHOUT_TEXT
     contexts = head.num_prototypes * min(options.contexts, documents) * per_context
-    spooled = spooled_type(open_codes(None, cells.codes, cells.width), cells)
-    per_position = stored_type(spooled).itemsize + BYTES_OF_RANGES
+    per_position = record_type(cells).itemsize + BYTES_OF_RANGES
     # Tokens and their order, and a row for each document.
     text = (tokens + documents) * (cells.token_bytes + 4) + 24 * documents
     positions = round(tokens * options.positions)
     lens = contexts + positions * per_position + text * options.with_text
-    return lens, positions * spooled.itemsize
+    return lens, positions * spooled_type(cells).itemsize
 
 
 def estimate_index(

@@ -17,7 +17,7 @@ import numpy as np
 
 from prismlm.files import atomic_file
 from prismlm.lens import layout
-from prismlm.lens.cells import CellsMeta, CodeName, Codes, record_type
+from prismlm.lens.cells import CellsMeta, CodeName, record_type
 from prismlm.lens.options import IndexOptions
 from prismlm.progress import SILENT, Reporter
 
@@ -36,14 +36,9 @@ def cells_format(
     return CellsMeta(codes, share, 0, vocabulary, width, *sizes)
 
 
-def spooled_type(codes: Codes, cells: CellsMeta) -> np.dtype:
+def spooled_type(cells: CellsMeta) -> np.dtype:
     """Return the record of a position that is not in its cell yet: where it belongs, then it."""
-    return np.dtype([("cell", "<i4"), ("token", "<i4"), *record_type(codes, cells).descr])
-
-
-def stored_type(spooled: np.dtype) -> np.dtype:
-    """Return the record without cell and next token, as a lens has it."""
-    return np.dtype(spooled.descr[2:])
+    return np.dtype([("cell", "<i4"), ("token", "<i4"), *record_type(cells).descr])
 
 
 @dataclass(frozen=True)
@@ -147,14 +142,14 @@ class CellFiles:
     @cached_property
     def ranges(self) -> list[tuple[int, int]]:
         """First and last cell of each range: of ``range_bytes``, or larger if they are many."""
-        rows = max(1, self.range_bytes // stored_type(self.runs[0].dtype).itemsize)
+        rows = max(1, self.range_bytes // record_type(self.meta).itemsize)
         return list(grouped(self.counts, max(rows, int(self.counts.sum() * RANGE_SHARE))))
 
     def write(self, directory: Path, number: int, progress: Reporter = SILENT) -> None:
         """Write the files of one range."""
         first, last = self.ranges[number]
         names = layout.cell_files(number, len(self.ranges))
-        stored, written = stored_type(self.runs[0].dtype), 0
+        stored, written = record_type(self.meta), 0
         rows = int(self.counts[first:last].sum())
         with (
             layout.array_file(directory / names[0], stored) as append,

@@ -26,7 +26,7 @@ from torch.nn.functional import normalize, pad
 
 from prismlm.corpus.layout import DOCUMENT_SCHEMA
 from prismlm.corpus.tables import ParquetTable
-from prismlm.errors import InputError, check_choice, check_kind, check_text, suggest
+from prismlm.errors import InputError, check_choice, suggest
 from prismlm.lens import layout
 from prismlm.lens.store import LensFiles, files_of
 
@@ -67,16 +67,12 @@ def parse_where(conditions: Sequence[str]) -> dict[str, list[str]]:
 
 
 def normalised(where: Where | None) -> Conditions:
-    """Return a filter as sorted tuples; InputError if it is invalid."""
-    if where is None:
-        return ()
-    check_kind("the filter", where, Mapping, 'a column and its values, such as {"license": "CC0"}')
+    """Return a filter as sorted tuples; InputError for an unknown column."""
     conditions: list[tuple[str, tuple[str, ...]]] = []
-    for column, values in where.items():
+    for column, values in (where or {}).items():
         check_choice("the column of the filter", column, layout.GROUP_COLUMNS)
-        what, kinds = f"the value of {column}", (list, tuple, set, frozenset)
-        several = check_kind(what, [values] if isinstance(values, str) else values, kinds, "text")
-        conditions.append((column, tuple(sorted({check_text(what, value) for value in several}))))
+        several = {values} if isinstance(values, str) else set(values)
+        conditions.append((column, tuple(sorted(several))))
     return tuple(sorted(conditions))
 
 
@@ -96,10 +92,7 @@ class Keys(NamedTuple):
 
 
 class Int8Codes:
-    """A byte for each dimension and a scale for each state; ``fields`` are those of a record."""
-
-    def __init__(self, width: int) -> None:
-        self.fields: list[tuple[Any, ...]] = [("scale", "<f2"), ("code", "i1", (width,))]
+    """A byte for each dimension and a scale for each state."""
 
     def states(self, records: np.ndarray) -> Tensor:
         """Return scale · code / 127, of length 1 up to rounding: float32 [n, d]."""
@@ -136,7 +129,6 @@ class ProductCodes:
     def __init__(self, width: int, centres: np.ndarray) -> None:
         self.width, self.centres = width, centres
         parts, count, part = centres.shape
-        self.fields: list[tuple[Any, ...]] = [("code", "u1", (parts,))]
         self._table, self._first = torch.from_numpy(centres), torch.arange(parts) * count
         inside = pad(torch.ones(width), (0, -width % part)).view(parts, 1, part)
         self._squares = (self._table * inside).square().sum(2).flatten()
@@ -218,13 +210,13 @@ def check_codes(name: str) -> CodeName:
 
 
 def open_codes(directory: Path | None, name: str, width: int) -> Codes:
-    """Open the code of cells; without a directory, one that is as large and as fast."""
+    """Open the code of cells; without a directory, one that is as fast."""
     if name == "int8":
-        return Int8Codes(width)
+        return Int8Codes()
     if directory is None:
         centres = np.zeros((parts_of(width, name), CENTRES, PARTS[name]), np.float32)
     else:
-        centres = np.array(layout.open_array(directory / layout.CELL_CENTRES_FILE))
+        centres = np.load(directory / layout.CELL_CENTRES_FILE)
     return ProductCodes(width, centres)
 
 
@@ -256,11 +248,13 @@ class CellsMeta:
     token_bytes: int
 
 
-def record_type(codes: Codes, cells: CellsMeta) -> np.dtype:
+def record_type(cells: CellsMeta) -> np.dtype:
     """Return the record of a position: offset, token, probability of the next, coded state."""
     position, token = POSITION_TYPES[cells.position_bytes], TOKEN_TYPES[cells.token_bytes]
-    first = ("position", position), ("read", token), ("probability", "<f2")
-    return np.dtype([*first, *codes.fields])
+    fields: list[Any] = [("position", position), ("read", token), ("probability", "<f2")]
+    if cells.codes == "int8":
+        return np.dtype([*fields, ("scale", "<f2"), ("code", "i1", (cells.width,))])
+    return np.dtype([*fields, ("code", "u1", (parts_of(cells.width, cells.codes),))])
 
 
 class CellRange(NamedTuple):
@@ -285,7 +279,7 @@ class Cells:
         if self.meta.codes != "int8":
             self._files.check([layout.CELL_CENTRES_FILE])
         self.codes = open_codes(self._files.path, self.meta.codes, self.meta.width)
-        self._dtype = record_type(self.codes, self.meta)
+        self._dtype = record_type(self.meta)
         stored = meta.get("ranges") or [{"first_cell": 0, "rows": self.meta.rows}]
         names = [name for i in range(len(stored)) for name in layout.cell_files(i, len(stored))]
         self._files.check(names)

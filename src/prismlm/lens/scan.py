@@ -31,7 +31,7 @@ from prismlm.errors import FormatError, InputError
 from prismlm.files import atomic_file, json_text, room_to_write, write_json
 from prismlm.layers import PrototypeHead
 from prismlm.lens.cell_files import Run, cells_format, spooled_type, write_run
-from prismlm.lens.cells import SAMPLE, CellsMeta, Codes, open_codes
+from prismlm.lens.cells import SAMPLE, CellsMeta, Codes
 from prismlm.lens.layout import array_file, open_array
 from prismlm.lens.options import IndexOptions, Shard
 from prismlm.models.seam import LogitMap, capture, output_embedding
@@ -387,7 +387,7 @@ class Scan:
             return cls(top_contexts.TopContexts(*top), *others)
 
 
-def scanned_positions(directory: Path, centres: Path) -> tuple[CellsMeta, Run]:
+def scanned_positions(directory: Path) -> tuple[CellsMeta, Run]:
     """Return the format of cells and the positions of a finished part; FormatError if damaged."""
     try:
         with safe_open(directory / SCAN_FILE, framework="pt") as file:
@@ -395,7 +395,7 @@ def scanned_positions(directory: Path, centres: Path) -> tuple[CellsMeta, Run]:
             counts = file.get_tensor("counts").numpy()
     except (OSError, SafetensorError) as error:
         raise _damaged(directory, f"{SCAN_FILE}: {error}") from error
-    dtype = spooled_type(open_codes(centres, cells.codes, cells.width), cells)
+    dtype = spooled_type(cells)
     run = Run(directory / POSITIONS_FILE, dtype, counts)
     check_size(run.path, int(counts.sum()) * dtype.itemsize)
     return cells, run
@@ -455,7 +455,7 @@ def sample_states(source: ScanInput) -> np.ndarray:
 def scan_part(directory: Path, source: ScanInput, codes: Codes, progress: Reporter) -> None:
     """Scan the blocks of the part that the options name, and write its results and positions."""
     shard, scan = source.options.shard, Scan.empty(source)
-    slots, dtype = source.order.slots(shard.number, shard.count), spooled_type(codes, source.cells)
+    slots, dtype = source.order.slots(shard.number, shard.count), spooled_type(source.cells)
     expected = source.predictions * source.options.positions * len(slots) / source.order.count
 
     def read() -> Iterator[np.ndarray]:
@@ -516,7 +516,7 @@ def scan_pass(
     scan.top = top_contexts.update(scan.top, candidates)
     following = next_tokens(batch, owned, source.corpus)
     scan.following += following.bincount(minlength=len(scan.following))
-    records = np.empty(len(following), spooled_type(codes, source.cells))
+    records = np.empty(len(following), spooled_type(source.cells))
     records["cell"] = best.indices[:, 0].cpu().numpy()
     records["token"], records["read"] = following, batch.input_ids[owned]
     records["position"] = batch.positions[owned].numpy()
