@@ -24,7 +24,7 @@ from prismlm.lens.labels.map import map_lens
 from prismlm.lens.labels.write import label_lens
 from prismlm.lens.lens import Lens, inspect_lens
 from prismlm.lens.options import IndexOptions
-from prismlm.lens.store import BLOCK, StoredArray, StoredFiles
+from prismlm.lens.store import StoredArray, StoredFiles
 
 TEXT = "The patient was given a dose of the drug"
 OPTIONS = IndexOptions(window=64, stride=48, split="heldout")
@@ -72,7 +72,7 @@ def array_of(values):
     np.save(file, values)
     data = file.getvalue()
 
-    def read(spans, keep):
+    def read(spans):
         requests.append(spans)
         return [data[first:last] for first, last in spans]
 
@@ -100,13 +100,9 @@ def test_an_array_in_a_store_equals_one_in_memory(size, dtype, block, seed):
         for first, last in np.sort(generator.integers(0, size + 1, (5, 2))).tolist():
             assert np.array_equal(array[first:last], values[first:last])
         assert np.array_equal(array[:], values)
-        if size:
-            assert array[-1] == values[-1]
         if dtype.names is None:
             queries = generator.integers(-2, 53, 30)
-            for side in ("left", "right"):
-                expected = np.searchsorted(values, queries, side)
-                assert np.array_equal(array.searchsorted(queries, side), expected)
+            assert np.array_equal(array.searchsorted(queries), np.searchsorted(values, queries))
 
 
 def test_cells_in_ranges_equal_those_of_one_file(lm, short_corpus, tmp_path, copies):
@@ -218,42 +214,32 @@ def test_a_lens_that_is_rebuilt_is_noticed(tiny_model, address, s3, monkeypatch,
             inspect_lens(fresh.lens)
 
 
-def test_a_cut_file_and_a_damaged_copy(tiny_model, address, s3, copies):
-    stored = prismlm.load(tiny_model, lens=address)
-    copy = stored.lens.path / layout.INDEX_FILE
-    copy.write_bytes(b"damaged")
-    with pytest.raises(FormatError, match=layout.INDEX_FILE):
-        _ = stored.lens.index
-    assert stored.lens.index.num_rows  # copied anew
+def test_a_file_that_is_cut_or_damaged(tiny_model, address, s3):
     for name, damage, problem in (
+        (layout.INDEX_FILE, lambda data: b"?" + data[1:], "is damaged or of another lens"),
         (layout.CELL_KEYS_FILE, lambda data: b"?" + data[1:], "is damaged"),
         (layout.CELLS_FILE, lambda data: data[:-7], "has .* bytes.* until the store lists all"),
     ):
         path = f"{address.removeprefix('s3://')}/{name}"
         s3[1].pipe_file(path, damage(s3[1].cat_file(path)))
         with pytest.raises(FormatError, match=rf"{address}/{name} {problem}"):
-            prismlm.load(tiny_model, lens=address)
+            _ = prismlm.load(tiny_model, lens=address).lens.index
 
 
-def test_the_cache_is_bounded_and_a_pass_over_an_array_leaves_it(in_memory, monkeypatch):
+def test_the_cache_is_bounded(in_memory, monkeypatch):
     monkeypatch.setenv(store.CACHE_VARIABLE, "1")
-    monkeypatch.setattr(store, "KEPT_BLOCKS", 2)
     files = StoredFiles(in_memory[2])
     files.read_meta()
     (cells,) = files.arrays(layout.CELLS_FILE)
-    rows = np.arange(0, len(cells), BLOCK // cells.dtype.itemsize)
-    cells.take(rows[:3])
-    before, read = files.requests, files.bytes_read
+    read = files.bytes_read
     assert len(cells[:]) == len(cells)
-    # The other blocks share requests.
-    assert files.requests - before <= 1 + (files.bytes_read - read) // store.MOST_AT_ONCE
+    # Neighbouring blocks share requests.
+    assert files.requests <= 5 + (files.bytes_read - read) // store.MOST_AT_ONCE
     assert files.bytes_read - read > 10**6
-    before = files.requests
-    cells.take(rows[:3])
+    assert 0 < sum(map(len, files._blocks.values())) <= 10**6
+    before, last = files.requests, np.arange(len(cells) - 5, len(cells))
+    assert len(cells.take(last)) == 5
     assert files.requests == before
-    cells.take(rows)
-    assert len(files._blocks) < len(rows)
-    assert sum(map(len, files._blocks.values())) <= 10**6
     monkeypatch.setenv(store.CACHE_VARIABLE, "a lot")
     with pytest.raises(InputError, match="PRISMLM_LENS_CACHE_MB"):
         StoredFiles(in_memory[2])

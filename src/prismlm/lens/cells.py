@@ -446,7 +446,7 @@ class Cells:
             for begin in range(0, len(part.records), ROWS_AT_ONCE):
                 positions = part.records[begin : begin + ROWS_AT_ONCE]["position"]
                 rows = np.flatnonzero((positions >= first) & (positions < last)) + begin
-                keys = part.keys.take(part.starts.searchsorted(rows, "right") - 1)
+                keys = part.keys.take(part.starts.searchsorted(rows + 1) - 1)
                 result += np.bincount(keys // self.meta.vocabulary, minlength=cells)
         return result, self.sizes(cells)
 

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache, partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -44,14 +44,13 @@ CACHE_VARIABLE, CACHE_MEGABYTES = "PRISMLM_LENS_CACHE_MB", "256"
 COMPARED_BYTES = 2**26
 # Requests at once, and the bytes in which an array describes itself.
 REQUESTS, HEADER = 32, 2**12
-# Bytes of a request for several ranges, and those between two columns of a table that it may read
-# in vain, since another request takes longer.
+# Bytes of a request for several ranges, and those between two ranges that it may read in vain,
+# since another request takes longer.
 MOST_AT_ONCE, GAP = 2**23, 2**16
 # Seconds between comparisons of meta.json with the one that was opened.
 COMPARED_EVERY = 2.0
-# Bytes that an array is read in. Blocks of a slice that are kept for the next read; a longer one
-# is of a pass over the array.
-BLOCK, KEPT_BLOCKS = 2**17, 32
+# Bytes that an array is read in.
+BLOCK = 2**17
 
 
 def files_of(lens: Path | str | LensFiles) -> LensFiles:
@@ -209,26 +208,25 @@ class StoredFiles(LensFiles):
         return bool(self._states.get(name))
 
     def local(self, name: str) -> Path:
-        """As of local files; it is copied as a whole."""
+        """As of local files; it is copied as a whole, and compared with its digest."""
+        assert self.meta is not None
         copy = self.path / name
         if not copy.is_file():
-            with self._errors(name), atomic_file(copy) as temporary:
-                self._fs.get_file(f"{self._root}/{name}", str(temporary))
-                if temporary.stat().st_size != self._size(name):
-                    raise OSError("the copy is incomplete")
+            with atomic_file(copy) as temporary:
+                with self._errors(name):
+                    self._fs.get_file(f"{self._root}/{name}", str(temporary))
+                    if temporary.stat().st_size != self._size(name):
+                        raise OSError("the copy is incomplete")
+                if name in self.meta.files:  # names are rewritten
+                    self._compare(name, fingerprints.of_file(temporary))
         return copy
 
     def check(self, names: Collection[str] | None = None) -> None:
-        """Compare copies with their digests; without ``names``, the other files as well."""
+        """Copy files, and compare them with their digests; without ``names``, all files."""
         assert self.meta is not None
         for name in self.meta.files if names is None else names:
             if not name.startswith(LARGE):
-                copy = self.local(name)
-                try:
-                    self._compare(name, fingerprints.of_file(copy))
-                except FormatError:
-                    copy.unlink(missing_ok=True)  # to be copied again
-                    raise
+                self.local(name)
             elif names is None:
                 with self._errors(name), self._fs.open(f"{self._root}/{name}", "rb") as file:
                     digest = fingerprints.of_stream(file)
@@ -271,11 +269,9 @@ class StoredFiles(LensFiles):
 
     def table_file(self, name: str) -> Path | Callable[[], RangedFile]:
         """As of local files."""
-        return lambda: RangedFile(partial(self._read, name, gap=GAP), self._size(name))
+        return lambda: RangedFile(partial(self._read, name), self._size(name))
 
-    def _read(
-        self, name: str, spans: Sequence[tuple[int, int]], keep: bool = False, *, gap: int = 0
-    ) -> list[bytes]:
+    def _read(self, name: str, spans: Sequence[tuple[int, int]]) -> list[bytes]:
         """Return ascending ranges of bytes of a file, those not in the cache fetched at once.
 
         Neighbours share a request. StaleLensError if the file has changed.
@@ -286,7 +282,7 @@ class StoredFiles(LensFiles):
                 self._blocks.move_to_end((name, *span))
         if not (missing := [span for span in spans if span not in parts]):
             return list(parts.values())
-        requests = joined(missing, gap)
+        requests = joined(missing)
         fetched = _pool().map(lambda of: self._fetch(name, of[0][0], of[-1][1]), requests)
         for request, data in zip(requests, fetched, strict=True):
             begin = request[0][0]
@@ -297,11 +293,10 @@ class StoredFiles(LensFiles):
             if changed:
                 self._blocks.clear()  # it may hold blocks of another file
                 raise StaleLensError(layout.REPLACED.format(self.address))
-            if keep:
-                self._blocks.update({(name, *span): parts[span] for span in missing})
-                excess = sum(map(len, self._blocks.values())) - self._cache_bytes
-                while excess > 0:  # without blocks that were not used for the longest time
-                    excess -= len(self._blocks.popitem(last=False)[1])
+            self._blocks.update({(name, *span): parts[span] for span in missing})
+            excess = sum(map(len, self._blocks.values())) - self._cache_bytes
+            while excess > 0:  # without blocks that were not used for the longest time
+                excess -= len(self._blocks.popitem(last=False)[1])
         return [parts[span] for span in spans]
 
     def _fetch(self, name: str, start: int, stop: int) -> bytes:
@@ -345,12 +340,12 @@ class StoredArray:
     """An array [n] in a file of a store: the part of ``np.memmap`` that readers of a lens use.
 
     It is read in blocks of whole elements, all blocks of one call at once. ``read`` returns
-    ascending ranges of bytes, [first, last), of the file, and may keep them; ``header`` is the
-    beginning of the file, as ``np.save`` writes it.
+    ascending ranges of bytes, [first, last), of the file; ``header`` is its beginning, as
+    ``np.save`` writes it.
     """
 
     def __init__(
-        self, read: Callable[[Sequence[tuple[int, int]], bool], list[bytes]], header: bytes
+        self, read: Callable[[Sequence[tuple[int, int]]], list[bytes]], header: bytes
     ) -> None:
         stream = io.BytesIO(header)
         np.lib.format.read_magic(stream)
@@ -361,16 +356,13 @@ class StoredArray:
     def __len__(self) -> int:
         return self._rows
 
-    def __getitem__(self, key: int | slice) -> Any:
-        if not isinstance(key, slice):
-            return self.take(np.array([key + self._rows * (key < 0)]))[0]
-        start, stop, _ = key.indices(self._rows)
-        first = start // self._per_block
-        numbers = range(first, -(-stop // self._per_block))
-        blocks = self._blocks(numbers, keep=len(numbers) <= KEPT_BLOCKS)
+    def __getitem__(self, rows: slice) -> np.ndarray:
+        start, stop, _ = rows.indices(self._rows)
+        number = start // self._per_block
+        blocks = self._blocks(range(number, -(-stop // self._per_block)))
         whole = np.concatenate([np.empty((0, self.dtype.itemsize), "u1"), *blocks])
-        rows = slice(start - first * self._per_block, max(start, stop) - first * self._per_block)
-        return whole[rows].view(self.dtype)[:, 0]
+        first = number * self._per_block
+        return whole[start - first : max(start, stop) - first].view(self.dtype)[:, 0]
 
     def take(self, rows: np.ndarray) -> np.ndarray:
         """Return copies of elements, in the order of ``rows``, int64 [m]."""
@@ -383,37 +375,34 @@ class StoredArray:
             result[chosen] = block[within[chosen]]
         return result.view(self.dtype)[:, 0]
 
-    def searchsorted(
-        self, values: np.ndarray, side: Literal["left", "right"] = "left"
-    ) -> np.ndarray:
+    def searchsorted(self, values: np.ndarray) -> np.ndarray:
         """As of ``np.ndarray``, of values [m]: bisection over blocks for all, then within one."""
         low = np.zeros(len(values), np.int64)
         high = np.full(len(values), -(-self._rows // self._per_block))
         while (open_ := high - low > 1).any():
             middle = (low + high) // 2
-            first = self.take(middle[open_] * self._per_block)
-            later = first < values[open_] if side == "left" else first <= values[open_]
+            later = self.take(middle[open_] * self._per_block) < values[open_]
             low[open_] = np.where(later, middle[open_], low[open_])
             high[open_] = np.where(later, high[open_], middle[open_])
         result, numbers = low * self._per_block, np.unique(low[high > 0]).tolist()
         for number, block in zip(numbers, self._blocks(numbers), strict=True):
             here = low == number
-            result[here] += block.view(self.dtype)[:, 0].searchsorted(values[here], side)
+            result[here] += block.view(self.dtype)[:, 0].searchsorted(values[here])
         return result
 
-    def _blocks(self, numbers: Sequence[int], *, keep: bool = True) -> list[np.ndarray]:
+    def _blocks(self, numbers: Sequence[int]) -> list[np.ndarray]:
         """Return blocks, uint8 [n, bytes]: bytes are copied faster than the fields of records."""
         size, edges = self.dtype.itemsize, [(n, n + 1) for n in numbers]
         rows = [(a * self._per_block, min(b * self._per_block, self._rows)) for a, b in edges]
         spans = [(self._offset + a * size, self._offset + b * size) for a, b in rows]
-        return [np.frombuffer(part, "u1").reshape(-1, size) for part in self._read(spans, keep)]
+        return [np.frombuffer(part, "u1").reshape(-1, size) for part in self._read(spans)]
 
 
-def joined(spans: Sequence[tuple[int, int]], gap: int) -> list[list[tuple[int, int]]]:
-    """Group ascending spans with at most ``gap`` bytes between them, into requests of 8 MiB."""
+def joined(spans: Sequence[tuple[int, int]]) -> list[list[tuple[int, int]]]:
+    """Group ascending spans with few bytes between them into requests of 8 MiB."""
     groups = list[list[tuple[int, int]]]()
     for first, last in spans:
-        if groups and first - groups[-1][-1][1] <= gap and last - groups[-1][0][0] <= MOST_AT_ONCE:
+        if groups and first - groups[-1][-1][1] <= GAP and last - groups[-1][0][0] <= MOST_AT_ONCE:
             groups[-1].append((first, last))
         else:
             groups.append([(first, last)])
