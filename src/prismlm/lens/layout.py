@@ -101,8 +101,8 @@ class LensMeta:
 
     def size(self, shown: Callable[[int], str] = "{:,}".format) -> str:
         """Say how many tokens of how many documents were read, and whether they are a sample."""
-        documents = "1 document" if self.documents == 1 else f"{shown(self.documents)} documents"
-        return f"{shown(self.tokens)} tokens {'sampled from' if self.sampled else 'of'} {documents}"
+        of = "sampled from" if self.sampled else "of"
+        return f"{shown(self.tokens)} tokens {of} {shown(self.documents)} documents"
 
     @property
     def sampled(self) -> bool:

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import cached_property, lru_cache
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import pyarrow as pa
@@ -30,7 +30,6 @@ from prismlm.lens.support import SupportScale
 if TYPE_CHECKING:
     from prismlm.corpus.store import Corpus
 
-T = TypeVar("T")
 # The passages of one answer often share documents.
 CACHED_DOCUMENTS = 64
 # Prototypes with fewer positions are too rare to be named or listed.
@@ -141,19 +140,6 @@ class OwnText:
         return text, np.concatenate([np.zeros((before, 2), np.int64), spans, end])
 
 
-class lens_property(cached_property[T]):
-    """A cached property of a lens that checks at every access that the lens is unchanged."""
-
-    def __get__(self, instance: Any, owner: Any = None) -> Any:  # pyright: ignore
-        if instance is not None:
-            instance.check_unchanged()
-        return super().__get__(instance, owner)
-
-    def __set__(self, instance: Any, value: Any) -> None:  # pyright: ignore
-        # A data descriptor: Python calls __get__ even if the value is cached.
-        instance.__dict__[str(self.attrname)] = value
-
-
 class Lens:
     """A lens on a disk or in a store. Open one with :meth:`open`; tables are read on first use.
 
@@ -222,35 +208,40 @@ class Lens:
             if meta == replace(self.meta, labels=meta.labels, map=meta.map):
                 self.files, self.meta = files, meta
                 for name in ("prototypes", "names", "categories", "by_size"):
-                    self.__dict__.pop(name, None)
+                    vars(self).pop(name, None)
                 return
         raise StaleLensError(layout.REPLACED.format(self.address))
 
-    @lens_property
+    @cached_property
     def index(self) -> pa.Table:
         """``index.parquet``: the kept contexts, by prototype and rank."""
         self.files.check([layout.INDEX_FILE])
         return layout.read_table(self.path / layout.INDEX_FILE)
 
-    @lens_property
+    @cached_property
     def prototypes(self) -> pa.Table:
         """``prototypes.parquet``: one row per prototype."""
         self.files.local(layout.PROTOTYPES_FILE)
         return layout.read_prototypes(self.path, self.meta)
 
-    @lens_property
+    @cached_property
     def names(self) -> list[str]:
         """The name of every prototype."""
         return self.prototypes["name"].to_pylist()
 
-    @lens_property
+    @cached_property
     def categories(self) -> list[str | None]:
         """The category of every prototype; None without a label."""
         return self.prototypes["category"].to_pylist()
 
-    @lens_property
+    @property
     def cells(self) -> Cells:
-        """Every position, or a sample, in the cell of its nearest prototype."""
+        """Every position, or a sample, in its nearest prototype's cell; checks for changes."""
+        self.check_unchanged()
+        return self._cells
+
+    @cached_property
+    def _cells(self) -> Cells:
         return Cells(self.files, self.meta.cells)
 
     @cached_property
@@ -263,7 +254,7 @@ class Lens:
         """Which prototypes lists show by default: those of ``MIN_PLACES`` or more, bool [K]."""
         return self.cell_sizes >= MIN_PLACES
 
-    @lens_property
+    @cached_property
     def by_size(self) -> np.ndarray:
         """The prototypes by the size of their cell, the largest first, then by use, int64 [K].
 
@@ -272,7 +263,7 @@ class Lens:
         """
         return np.lexsort((-self.prototypes["usage"].to_numpy(), -self.cell_sizes))
 
-    @lens_property
+    @cached_property
     def support(self) -> SupportScale | None:
         """The scale of support from text that is not indexed; None with too little text."""
         return None if self.meta.support is None else SupportScale(**self.meta.support)
@@ -283,7 +274,7 @@ class Lens:
         names = [name for name in self.meta.files if name.startswith("suffixes-")]
         return suffixes.unsearchable(names) or self.files.too_large(names)
 
-    @lens_property
+    @cached_property
     def suffixes(self) -> Suffixes | None:
         """The search for sequences in its text; None if it is :attr:`unsearchable`."""
         return None if self.unsearchable else self._stored

@@ -6,7 +6,6 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
 from typing import Any, cast
 
@@ -27,7 +26,7 @@ from prismlm.layers import PrototypeHead
 from prismlm.lens.lens import Lens
 from prismlm.models.seam import LogitMap
 
-MAX_SEED, MAX_NEW_TOKENS, MAX_CHARACTERS = 2**63 - 1, 2**31 - 1, 16_000_000
+MAX_SEED, MAX_NEW_TOKENS = 2**63 - 1, 2**31 - 1
 # Logits divided by a smaller temperature overflow float32.
 MIN_TEMPERATURE = 1e-6
 # Settings of a model's generation_config.json that a call sets itself or that change no token;
@@ -69,15 +68,9 @@ class OpenedModel:
     lens: Lens | None
 
     def __repr__(self) -> str:
-        parameters = sum(parameter.numel() for parameter in self.model.parameters())
-        head, lens = self.head, "none"
-        if self.lens is not None:
-            lens = f"{self.lens.name}, {self.lens.meta.size()}"
-        return (
-            f"{type(self).__name__} {self.path}: {type(self.model).__name__}, {parameters:,} "
-            f"parameters\nhead: {head.num_prototypes:,} prototypes, {head.prototypes_per_token} "
-            f"for each token\nlens: {lens}"
-        )
+        lens = "none" if self.lens is None else f"{self.lens.name}, {self.lens.meta.size()}"
+        head = f"{self.head.num_prototypes:,} prototypes, {self.head.prototypes_per_token} a token"
+        return f"{type(self).__name__} {self.path}: {head}; lens: {lens}"
 
     def lens_for(self, what: str) -> Lens:
         """Return the lens; InputError, naming what is missing, if there is none."""
@@ -92,10 +85,6 @@ class OpenedModel:
     def context_length(self) -> int | None:
         """The most tokens that the model reads, None if unlimited."""
         return getattr(self.model.config, "max_position_embeddings", None)
-
-    @cached_property
-    def _longest_token(self) -> int:
-        return max(map(len, self.tokenizer.get_vocab()))
 
     def generate(
         self,
@@ -168,22 +157,16 @@ class OpenedModel:
         if limit is None or (longest is not None and longest < limit):
             limit, reader = longest, None
         reader, most = reader or self.path.name, math.inf if limit is None else limit
-        # A text that is certainly too long is not tokenised.
-        characters = len(self.as_text(text, room))
-        bound = min(MAX_CHARACTERS, most * self._longest_token)
-        if characters > bound:
-            raise TooLongError(
-                f"the text has {characters:,} characters, and {reader} reads at most {bound:,}: "
-                "shorten it."
-            )
         ids = torch.tensor([self.tokens_of(text, room)])
         length = ids.shape[1]
         if length + room > most:
             left = most - length
-            advice = f"generate at most {left}." if left >= 1 else ""
+            advice = (
+                f"shorten it by {room - left} tokens" if left < 1 else f"generate at most {left}"
+            )
             raise TooLongError(
                 f"the text has {length} tokens{f' and {room} to generate' if room else ''}, and "
-                f"{reader} reads {most}: {advice or f'shorten it by {room - left} tokens.'}"
+                f"{reader} reads {most}: {advice}."
             )
         return ids.to(self.model.device)
 
@@ -292,7 +275,6 @@ def write_after(
     Of the model's generation_config.json, only the tokens that end a text are used. Generation
     stops when ``enough`` of all tokens so far is true.
     """
-    tokens = check_whole("the number of tokens to generate", tokens)
     seed = check_whole("the seed", seed, most=MAX_SEED)
     temperature = check_number(
         "the temperature",

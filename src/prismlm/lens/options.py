@@ -85,24 +85,20 @@ def training_corpus(directory: Path | str) -> Corpus:
     """
     record = _training_record(Path(directory))
     path = (record.get("recipe") or {}).get("corpus")
-    if path is None:
-        problem = "does not say which corpus it was trained on"
-    elif not Path(path).is_dir():
-        problem = f"was trained on {path}, which is not there"
-    else:
+    if path is not None and Path(path).is_dir():
         corpus = Corpus.open(path)
-        fingerprint = (record.get("corpus") or {}).get("fingerprint")
-        if fingerprint in (None, corpus.fingerprint):
+        if (record.get("corpus") or {}).get("fingerprint") in (None, corpus.fingerprint):
             return corpus
-        problem = f"was trained on another corpus than {path} is now: it was rebuilt or renamed"
-    raise InputError(f"{directory} {problem}. Name the corpus with --corpus DIR.")
+    raise InputError(
+        f"the corpus that {directory} was trained on ({path or 'not recorded'}) is not there, or "
+        "has changed. Name it with --corpus DIR."
+    )
 
 
 def trained_length(directory: Path | str) -> int | None:
     """Return the tokens of a training row, or None if the model directory does not say."""
     data = (_training_record(Path(directory)).get("recipe") or {}).get("data") or {}
-    length = data.get("length")
-    return length if isinstance(length, int) and length > 0 else None
+    return data.get("length")
 
 
 def _training_record(directory: Path) -> dict[str, Any]:

@@ -29,8 +29,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from prismlm.errors import PrismError
-from prismlm.files import WAY_OUT, atomic_file, room_to_write
-from prismlm.lens.layout import array_file
+from prismlm.lens.layout import array_file, map_file
 from prismlm.lens.store import LensFiles, files_of
 
 if TYPE_CHECKING:
@@ -94,7 +93,7 @@ def write_part(directory: Path, corpus: Corpus, split: Split, number: int) -> No
     path, order_path = (directory / name for name in names)
     starts, lengths = corpus.starts[documents].tolist(), corpus.lengths[documents].tolist()
     stored = np.dtype(corpus.meta["dtype"]).newbyteorder(">")
-    with atomic_file(path) as temporary, array_file(temporary, stored) as append:
+    with array_file(path, stored) as append:
         for span in zip(starts, lengths, strict=True):
             append(corpus.tokens(*span))
     if large:
@@ -126,21 +125,13 @@ def sort_on_disk(tokens: Path, order: Path) -> None:
     if spec is None or spec.origin is None:
         return
     stored = np.load(tokens, mmap_mode="r")
-    what, needed = f"the sorted tokens {order}", 2 * INDEX.itemsize * len(stored)
-    with (
-        room_to_write(what, order.parent, WAY_OUT, needed),
-        TemporaryDirectory(prefix=".sort-", dir=order.parent) as work,
-    ):
+    with TemporaryDirectory(prefix=".sort-", dir=order.parent) as work:
         offsets = _sort(Path(spec.origin).with_name("rust_indexing"), tokens, stored, Path(work))
-        with atomic_file(order) as temporary, array_file(temporary, INDEX) as append:
-            total = 0
+        if len(offsets) != len(stored):
+            raise _failure(order.parent, "its output is incomplete")
+        with array_file(order, INDEX) as append:
             for begin in range(0, len(offsets), TOKENS_AT_ONCE):
-                indices = offsets[begin : begin + TOKENS_AT_ONCE] // stored.itemsize
-                total += int(indices.sum(dtype=np.int64))
-                append(indices)
-            # Threads of the program may fail, and it ends with status 0.
-            if len(offsets) != len(stored) or total != len(stored) * (len(stored) - 1) // 2:
-                raise _failure(order.parent, "its output is incomplete")
+                append(offsets[begin : begin + TOKENS_AT_ONCE] // stored.itemsize)
 
 
 def _sort(program: Path, tokens: Path, stored: np.memmap, work: Path) -> np.ndarray:
@@ -163,14 +154,13 @@ def _sort(program: Path, tokens: Path, stored: np.memmap, work: Path) -> np.ndar
         _run([program, "merge", *common, *how], work)
         for piece in (work / "pieces").iterdir():
             piece.unlink()
-    size = output.stat().st_size if output.is_file() else 0
-    # An empty file cannot be mapped; a broken last offset is missing.
-    return np.memmap(output, INDEX, "r", shape=size // INDEX.itemsize) if size else np.empty(0)
+    return map_file(output, INDEX) if output.is_file() else np.empty(0)
 
 
 def _run(command: list[object], work: Path) -> None:
     text = list(map(str, command))
     run = subprocess.run(text, cwd=work, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    # Its threads may fail, and it ends with status 0.
     if run.returncode or b"panicked" in run.stderr:
         why = run.stderr.decode(errors="replace").strip() or f"exit status {run.returncode}"
         raise _failure(work.parent, why)
@@ -301,15 +291,13 @@ class Suffixes:
 
     def find(self, tokens: Tokens, limit: int) -> np.ndarray:
         """Return the first ``limit`` positions where a sequence starts, ascending: int64 [m]."""
-        query, starts = self._encode(tokens), np.empty(0, dtype=np.int64)
+        query = self._encode(tokens)
         rows = self._rows(query) if len(query) == len(tokens) else []
-        for part, matching in zip(self._parts, rows, strict=False):
-            missing = limit - len(starts)
-            if matching and missing:
-                matches = part.order[matching.start : matching.stop]
-                if len(matches) > missing:
-                    matches = np.partition(matches, missing)[:missing]
-                starts = np.append(starts, np.sort(matches).astype(np.int64) + part.first)
+        matches = [
+            np.sort(part.order[matching.start : matching.stop]).astype(np.int64) + part.first
+            for part, matching in zip(self._parts, rows, strict=False)
+        ]
+        starts = np.concatenate([np.empty(0, np.int64), *matches])[:limit]
         document = np.searchsorted(self._firsts, starts, side="right") - 1
         return starts - self._firsts[document] + self._starts[document]
 
