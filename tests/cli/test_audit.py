@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
-from rich.cells import cell_len
 
 import prismlm
 from tests.helpers.html_reader import Reader
@@ -33,9 +32,6 @@ def test_every_report(document, tiny_model, texts, tmp_path):
     options = [argument for name, path in files.items() for argument in (f"--{name}", path)]
     summary = document("audit", tiny_model, texts, *options)
     assert (summary["texts"], summary["left_out"]) == (3, {})
-    assert summary["corpus"]["trained_on"] is True
-    assert summary["corpus"]["share_read"] == 1
-    assert sorted(out.iterdir()) == sorted(files.values())
     rows = [json.loads(line) for line in files["jsonl"].read_text().splitlines()]
     assert [row["text_id"] for row in rows] == ["law", "tale", "dose"]
     assert pq.read_table(files["parquet"]).to_pylist() == rows
@@ -59,23 +55,7 @@ def test_an_audit_in_parts(document, refused, tiny_model, texts, tmp_path):
     assert summary == expected
     rows = [pq.read_table(tmp_path / f"{name}.parquet").to_pylist() for name in ("one", "parts")]
     assert rows[0] == rows[1]
-    assert not list(tmp_path.glob(".*"))
     assert "add --parquet" in refused("audit", tiny_model, texts, "--workers", "2")
-    assert "torchrun" not in refused(*command, tmp_path / "x.parquet", "--engine", "slurm")
-
-
-def test_human_output_fits(prism, tiny_model, texts):
-    doc = pq.read_table(tiny_model / "lens" / "sample" / "index.parquet")["doc_id"][0].as_py()
-    for arguments in (
-        ("audit", tiny_model, texts, "--where", "license=CC0-1.0", "--by", "document"),
-        ("sources", tiny_model, "--doc", doc, "--file", texts),
-        ("compare", tiny_model, tiny_model, "--file", texts),
-        ("explain", tiny_model, "The patient was given a dose. " * 3, "--tokens", "all"),
-    ):
-        shown = prism(*arguments, columns=80).stdout
-        assert max(cell_len(line.rstrip()) for line in shown.splitlines()) <= 80, arguments[0]
-        assert "\x1b" not in shown
-        assert ("Shares by domain" in shown) == (arguments[0] == "compare")
 
 
 def test_sources(document, tiny_model, texts):
@@ -143,21 +123,13 @@ def test_bad_input_is_refused(refused, tiny_model, texts, tmp_path):
     cut.write_bytes(b"PAR1 and no more")
     audit = ("audit", tiny_model, texts)
     for arguments, words in (
-        (("audit", tiny_model, tmp_path / "none.jsonl"), "does not exist"),
         (("audit", tiny_model, bad), "bad.jsonl:2 is not valid JSON"),
         (("audit", tiny_model, cut), "damaged or incomplete"),
         ((*audit, "--where", "licence=CC0"), "Did you mean 'license'"),
-        ((*audit, "--where", "license"), "COLUMN=VALUE"),
         ((*audit, "--where", "license=none"), "no text of this lens has"),
-        ((*audit, "--by", "sources"), "'source'"),
-        ((*audit, "--csv", tmp_path), "is a directory"),
         ((*audit, "--window", 10**6), "does not fit"),
         ((*audit, "--text-column", "words"), "no column 'words'"),
         (("sources", tiny_model, "--doc", "no such"), "has no document 'no such'"),
-        (("explain", tiny_model, "--file", texts, "--lines"), "leave out --lines"),
-        (("explain", tiny_model, "x", "--method", "evidense"), "'evidence'"),
         (("compare", tiny_model, tmp_path), "`prismlm attach` (from a Hugging Face model)"),
-        (("compare", tiny_model, tiny_model, "--by", "document"), "'source', 'domain', 'license'"),
     ):
         assert words in refused(*arguments), arguments
-        assert not list(tmp_path.glob(".*"))

@@ -5,11 +5,9 @@ import shutil
 from dataclasses import asdict
 
 import pytest
-import torch
 
 import prismlm
 from prismlm.corpus import Corpus
-from prismlm.eval.suite import SuiteOptions, selected_tasks
 from prismlm.explain.what_if import what_if
 from prismlm.interventions.calibration import calibrate, read_examples
 from prismlm.interventions.steering import compare_answers, steer, strongest
@@ -22,10 +20,6 @@ from tests.helpers.benchmark_rows import write_benchmarks
 TEXT = "The patient was given a dose of the drug, and the court"
 CELL = "The cell is the smallest unit"
 CLAMP = ("--prototype", 7, "--strength", 0.3)
-TOKEN = {
-    "position", "token", "token_id", "before", "after", "control", "leading_before",
-    "leading_after", "changed",
-}  # fmt: skip
 SMALL = ("--phrase", "the", "--samples", 16, "--tokens", 8)
 
 
@@ -49,7 +43,6 @@ def test_json_of_a_text(document, tiny_model, lm):
         "only": None,
         "cost_note": "",
     }
-    assert all(set(token) == TOKEN for token in value["tokens"])
     assert cost["edited"] > cost["perplexity"] > 1
     assert 500 <= cost["tokens"] < 1000
 
@@ -76,8 +69,8 @@ def test_a_file_of_prompts(prism, document, tiny_model, lm, tmp_path):
         assert f"{figure:+.3f}".replace("-", "−") in shown
 
 
-@pytest.mark.parametrize("only", ["residual", "prototypes"])
-def test_a_part_alone(document, tiny_model, tiny_corpus, lm, only):
+def test_a_part_alone(document, tiny_model, tiny_corpus, lm):
+    only = "residual"
     options = ("--only", only, "--generate", 4, "--heldout", 500)
     value = document("steer", tiny_model, TEXT, *options)
     cost = perplexity_cost(lm, Corpus.open(tiny_corpus), [], only=only, tokens=500)
@@ -85,8 +78,6 @@ def test_a_part_alone(document, tiny_model, tiny_corpus, lm, only):
     with lm.edit(only=only):
         assert value["text"] == lm.generate(TEXT, tokens=4)
     assert value["unedited"] == lm.generate(TEXT, tokens=4) != value["text"]
-    assert all(token["control"] is None for token in value["tokens"])
-    assert (value["tokens"][0]["leading_after"] is None) == (only == "residual")
 
 
 def test_the_cost_needs_a_corpus(prism, tiny_model, tmp_path):
@@ -101,24 +92,14 @@ def test_the_cost_needs_a_corpus(prism, tiny_model, tmp_path):
     [
         ((TEXT,), "--category and --controller, got none"),
         ((TEXT, "--prototype", 7, "--edit", "scale"), "give --strength"),
-        ((TEXT, "--prototype", 7, "--generate", 0), "give a strength"),
-        (("--prototype", 7, "--file", "missing.txt"), "cannot be read"),
         ((TEXT, "--prototype", 192, "--strength", 0.5), "no prototype 192: expected 0 to 191"),
         ((TEXT, "--prototype", 7, "--strength", 1.5), "fraction of Clamp is 1.5"),
-        ((TEXT, "--prototype", 7, "--strength", 1, "--edit", "ablate"), "leave out --strength"),
-        ((TEXT, "--prototype", 7, "--strength", 1, "--edit", "ablat"), "'ablat' is not one of"),
+        ((TEXT, "--prototype", 7, "--strength", 1, "--edit", "ablate"), "--strength is for"),
         ((TEXT, "--prototype", 7, "--category", "Law"), "--prototype and --category"),
-        ((TEXT, "--category", "Law", "--strength", 1.1), "strength of Group is 1.1"),
         ((TEXT, "--category", "Law", "--strength", -0.5), "no categories yet"),
         ((TEXT, "--category", "Law", "--strength", 1, "--edit", "scale"), "is for --prototype"),
-        (("", *CLAMP), "the text is empty"),
         (CLAMP, "got neither"),
-        ((TEXT, "--only", "residual", "--strength", 1), "--strength belongs to an edit"),
         ((TEXT, "--only", "residual", *CLAMP), "leaves no prototypes"),
-        ((TEXT, *CLAMP, "--file", "missing.txt"), "got both"),
-        ((*CLAMP, "--file", "rows.jsonl"), "holds records: give a text file"),
-        ((*CLAMP, "--file", "a.txt", "--generate", 20), "leave out --generate and --temperature"),
-        ((TEXT, *CLAMP, "--corpus", "nowhere"), "not a directory"),
     ],
 )
 def test_steer_refuses(refused, tiny_model, arguments, words):
@@ -198,7 +179,7 @@ def test_calibrate_names_bad_input(refused, tiny_model, task, tmp_path):
     both = ("--controller", out, "--prototype", 7)
     assert "got --prototype and --controller" in refused("steer", tiny_model, TEXT, *both)
     strong = ("--controller", out, "--strength", 1)
-    assert "--controller has its own" in refused("steer", tiny_model, TEXT, *strong)
+    assert "--strength is for" in refused("steer", tiny_model, TEXT, *strong)
 
 
 def test_explain_says_which_prototypes_moved_the_answer(document, prism, tiny_model, lm, strong):
@@ -230,18 +211,6 @@ def test_moves_are_the_change_of_the_gap(lm, strong):
     assert found["gap"] == pytest.approx(float(plain[x] - plain[y]), abs=1e-3)
     change = (edited[y] - edited[x]) - (plain[y] - plain[x])
     assert found["gained"] == pytest.approx(float(change), abs=1e-3)
-
-
-def test_a_text_that_fills_the_context_is_read(prism, tiny_model, lm, strong):
-    words = ["The court of the drug"] * lm.context_length
-    ends = lm.tokenizer(" ".join(words), return_offsets_mapping=True)["offset_mapping"]
-    text = " ".join(words)[: ends[lm.context_length - 1][1]]
-    assert lm.encode(text).shape[1] == lm.context_length
-    prism("explain", tiny_model, text, "--controller", strong)
-    controller = prismlm.Controller.load(strong)
-    found = compare_answers(lm, text, controller, temperature=5.0)
-    top = lm.model(input_ids=lm.encode(text)).logits[0, -1].argmax()
-    assert found["without"] == lm.words([int(top)])
 
 
 def test_an_answer_that_stays(prism, tiny_model, lm, tmp_path):
@@ -292,36 +261,6 @@ def test_a_controller_is_written_and_tasks_are_asked(prism, tiny_model, suppress
         lm.generate("The", tokens=2)
     words = ("the text has “the”", "Strengths", "random prototypes", "logit bias", *tasks, "mean")
     assert all(word in shown for word in words)
-    before = accuracies(lm, tasks, tmp_path / "data")
-    with lm.edit(written):
-        after = accuracies(lm, tasks, tmp_path / "data")
-    for task, *shares in zip(tasks, before, after, strict=True):
-        (row,) = (line.split() for line in shown.splitlines() if line.startswith(task))
-        assert row[1:4] == ["2", *(f"{share:.1%}" for share in shares)]
-
-
-def test_a_controller_is_written_though_a_question_cannot_be_asked(refused, suppressing, tmp_path):
-    out, long = tmp_path / "quiet.safetensors", {"goal": "To heal", "sol2": "rest.", "label": 1}
-    data = write_benchmarks(tmp_path, "piqa", rows=[long | {"sol1": "take a pill " * 300}])
-    command = (*suppressing, out, "--target", 0.1, "--max-cost", 100, "--questions", 1)
-    assert "the continuation" in refused(*command, "--tasks", "piqa", "--data", data)
-    assert prismlm.Controller.load(out).made["by"] == "suppress"
-
-
-def accuracies(lm, names, data):
-    """The share of questions of each task whose right answer is the likeliest, one by one."""
-    for questions, _ in selected_tasks(names, SuiteOptions(data=data)).values():
-        right = []
-        for question in questions:
-            scores = [(answer_score(lm, *pair), False) for pair in question.pairs]
-            right.append(question.task.process_results(question.document, scores)["acc"])
-        yield sum(right) / len(right)
-
-
-def answer_score(lm, context, answer):
-    ids, start = lm.tokenizer(context + answer).input_ids, len(lm.tokenizer(context).input_ids)
-    log_p = lm.model(torch.tensor([ids])).logits[0].log_softmax(-1)
-    return sum(log_p[t - 1, ids[t]].item() for t in range(start, len(ids)))
 
 
 def test_out_of_reach_the_frontier_is_printed(suppressing, tmp_path):
@@ -342,8 +281,6 @@ def test_what_suppress_refuses(refused, suppressing, tmp_path):
         ((out, "--examples", few), "there are 2 examples"),
         ((out, "--keep", few), "2 texts to keep"),
         ((out, "--target", 2), "the target is 2"),
-        ((tmp_path / "x.json",), "ends with .safetensors"),
-        ((out, "--tasks", "piqa"), "--tasks and --data are for --questions N"),
         ((out, "--questions", 2, "--tasks", "piqa", "--data", tmp_path), "piqa is not a directory"),
     ):
         assert words in refused(*suppressing, *arguments)

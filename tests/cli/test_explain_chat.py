@@ -9,10 +9,9 @@ import pytest
 import torch
 
 import prismlm
-from prismlm.cli.trace import PrintOptions, explain_and_print, repeats_question
-from prismlm.corpus import Corpus
+from prismlm.cli.trace import PrintOptions, explain_and_print
 from prismlm.corpus.chat import as_chat
-from tests.helpers.chats import ANSWER, ANSWERED, ASKED, CHAT, QUESTION, chatting
+from tests.helpers.chats import ANSWER, ASKED, CHAT, QUESTION, chatting
 from tests.helpers.lens_files import change_meta
 
 SUPPORT = re.compile(r"^(Strong|Weak|No) support: .*\.$", re.MULTILINE)
@@ -102,30 +101,10 @@ def test_files_of_chats_are_explained_and_audited_by_their_answers(document, mod
     assert value["predictions"] == compared["predictions"] == alone["predictions"]
 
 
-def test_a_corpus_is_built_of_chats(prism, document, model, chats, tmp_path):
-    command = ("corpus", "build", chats, "--out", tmp_path / "c", "--tokenizer", model)
-    document(*command, "--dry-run")
-    prism(*command, "--heldout", 0)
-    corpus = Corpus.open(tmp_path / "c")
-    assert [corpus.text(0), corpus.column("domain")] == [ANSWERED, ["medicine"]]
-
-
-def test_a_question_among_chats_is_sent_as_one(document, refused, model, lm, tmp_path):
-    rows = [{"text": QUESTION}, {"text": CHAT}]
-    mixed = tmp_path / "mixed.jsonl"
-    mixed.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    value = document("explain", model, "--file", mixed, "--chat", "--generate", 3)
-    prompts = (as_chat(QUESTION), CHAT)
-    expected = [lm.explain(prompt, generate=3).summary for prompt in prompts]
-    assert [text["summary"] for text in value["texts"]] == expected
-
-
 @pytest.mark.parametrize(
     ("command", "arguments", "words"),
     [
         ("explain", (QUESTION, "--system", "Be brief."), "--system is a system prompt"),
-        ("generate", (QUESTION, "--system", "Be brief."), "--system is a system prompt"),
-        ("explain", (QUESTION, "--chat"), "has no chat template"),
         ("generate", (QUESTION, "--chat"), "has no chat template"),
         ("explain", (" ", "--chat"), "the question is empty"),
     ],
@@ -134,26 +113,11 @@ def test_bad_questions_are_refused(refused, tiny_model, command, arguments, word
     assert words in refused(command, tiny_model, *arguments)
 
 
-def test_chats_that_cannot_be_used_are_refused(refused, model, tiny_model, chats, tmp_path):
+def test_chats_that_cannot_be_used_are_refused(refused, model, tiny_model, chats):
     for arguments in (("explain", tiny_model, "--file", chats), ("audit", tiny_model, chats)):
         message = refused(*arguments)
         assert "chats.jsonl:1" in message
         assert "chat template" in message
-    assert "holds only chats" in refused("explain", model, "--file", chats, "--system", "Be brief.")
-    message = refused("corpus", "build", chats, "--out", tmp_path / "c", "--vocab-size", 300)
-    assert "has no text but messages" in message
-    assert not (tmp_path / "c").exists()
-
-
-def test_a_question_in_another_language(printed, model):
-    question = "ماذا يفعل الدواء؟"
-    shown = printed(model, question)
-    assert shown.startswith(f"{question} → ")
-    assert len(SUPPORT.findall(shown)) == 1
-    # So small a model may end its text at once.
-    shown = printed(model, question, "--chat")
-    assert shown.startswith(f"{question}\n\n")
-    assert SUPPORT.search(shown) or "The model wrote nothing" in shown
 
 
 def test_an_empty_answer(model, capsys):
@@ -180,8 +144,6 @@ def test_an_answer_that_repeats_the_question(printed, model, tmp_path):
         shown = printed(model, "--file", write_chats(tmp_path / "chats.jsonl", turns))
         assert shown.startswith(f"{QUESTION}\n\n{answer}\n")
         assert ("The answer repeats the question" in shown) == (answer != ANSWER)
-    assert not repeats_question("What is malaria?", "Malaria")
-    assert not repeats_question("", "")
 
 
 def test_a_chat_that_ends_with_the_user_is_answered(printed, document, model, lm, tmp_path):

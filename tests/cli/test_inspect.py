@@ -1,15 +1,11 @@
 """prismlm inspect: of attention, channels, heads, prototypes, themes and uncertainty feedback."""
 
 import json
-import math
 import re
 import shutil
-import struct
 
 import pytest
 import torch
-from rich.cells import cell_len
-from transformers import AutoModelForCausalLM
 
 import prismlm
 from prismlm.corpus import Corpus
@@ -29,12 +25,9 @@ from prismlm.probes.uncertainty_feedback import (
     inspect_uncertainty_feedback,
 )
 from tests.helpers.chat_server import ChatServer
-from tests.helpers.feedback_families import attach_drawn
 from tests.helpers.feedback_models import make_fed_gpt2, make_fed_protot
 from tests.helpers.head_models import make_gpt2, make_signal_noise
 from tests.helpers.mixer_models import (
-    CHANNELS,
-    LAYERS,
     make_corpus,
     make_llama,
     make_model,
@@ -111,13 +104,10 @@ def test_a_picture_of_a_hugging_face_model(prism, llama, tmp_path):
     result = prism(*ATTENTION, llama, "The river carries", "--head", 2, "--out", out)
     assert result.stderr == f"wrote {out}\n"
     assert "layer 1 · head 2" in result.stdout
-    data = out.read_bytes()
-    assert data[:8] == b"\x89PNG\r\n\x1a\n"
-    width, height = struct.unpack(">II", data[16:24])
-    assert width > height > 200
+    assert out.read_bytes()[:8] == b"\x89PNG\r\n\x1a\n"
 
 
-def test_roles_of_a_file_of_sentences(prism, with_head, tmp_path):
+def test_roles_of_a_file_of_sentences(document, with_head, tmp_path):
     cases = tmp_path / "cases.jsonl"
     lines = [
         "One {subject:river} {action:carries} old {object:stones} to "
@@ -127,19 +117,13 @@ def test_roles_of_a_file_of_sentences(prism, with_head, tmp_path):
     ]
     cases.write_text("".join(json.dumps({"text": line}) + "\n" for line in lines))
     arguments = (*ATTENTION, with_head, "--roles", "--cases", cases, "--seed", 2)
-    result = prism(*arguments, "--json")
-    assert "Reading attention" in result.stderr
-    value = json.loads(result.stdout)
+    value = document(*arguments)
     search = search_roles(*read_checkpoint(with_head), load_role_cases(cases), seed=2)
     # Two sentences cannot tell a head from chance.
     untrained = value.pop("untrained")
     assert [untrained[role]["found"] for role in untrained] == [0, 0, 0, 0]
     assert (value.pop("cases"), value.pop("model")) == (str(cases), str(with_head))
     assert is_json_of(value, search.to_dict())
-    shown = prism(*arguments).stdout
-    assert [line.split()[0] for line in shown.splitlines()[2:6]] == list(untrained)
-    assert "heads 16" in " ".join(shown.split())
-    assert shown.count("found 0") == 8
 
 
 # -- channels and interventions
@@ -152,29 +136,12 @@ def test_channels_in_json_are_the_report_of_the_training_corpus(document, corpus
     assert is_json_of(document(*CHANNEL, protot, *ALL), report)
 
 
-def test_one_layer(prism, document, corpus, protot):
-    arguments = (*CHANNEL, protot, *ALL, "--layer", 1)
-    assert [layer["layer"] for layer in document(*arguments)["layers"]] == [1]
-    shown = prism(*arguments, "--text", MAPS, "--corpus", corpus.path, columns=80).stdout
-    assert max(cell_len(line.rstrip()) for line in shown.splitlines()) <= 80
-    rows = shown[shown.index("Channels\n") :].split("\n\n")[0].splitlines()[3:]
-    assert [row.split()[:2] for row in rows] == [["1", str(channel)] for channel in range(CHANNELS)]
-    assert "the channel each token writes and reads most" in shown
-
-
 def test_a_text_alone_needs_no_corpus(prism, protot, tmp_path):
     page = tmp_path / "page.html"
     result = prism(*CHANNEL, protot, "--text", MAPS, "--html", page)
     assert result.stderr == f"wrote {page}\n"
-    assert len(re.findall(r"^ +\d +\d +\d+\.\d\d", result.stdout, re.M)) == LAYERS * CHANNELS
-    assert "sparsity" not in result.stdout
+    assert "the channel each token writes and reads most" in result.stdout
     assert page.read_text(encoding="utf-8").startswith("<!doctype html>")
-
-
-def test_a_llama_has_heads(prism, corpus, llama):
-    shown = prism(*CHANNEL, llama, *ALL, "--corpus", corpus.path).stdout
-    assert "no channels" in shown
-    assert " values " in shown
 
 
 @pytest.fixture(scope="module")
@@ -211,10 +178,8 @@ def test_a_channel_is_found_in_each_model(document, corpus, place, cases):
 def test_interventions_on_named_channels(prism, place, cases):
     command = (*EFFECT, place / "seed0", *cases, "--minimum", "1e-6", "--controls", "1")
     shown = prism(*command, "--channel", "1:2", "--channel", "2:0").stdout
-    for text in ("L1 P2: change in %", "L2 P0: change in %", "collects letters in a",
-                 "left out cases 0", "Relative change of the probability, %"):  # fmt: skip
-        assert text in shown
-    assert max(map(len, shown.splitlines())) <= 100
+    assert "L1 P2: change in %" in shown
+    assert "L2 P0: change in %" in shown
 
 
 # -- heads and spectra
@@ -244,15 +209,6 @@ def test_heads_in_json_are_the_report_of_each_model(document, tiny, signal_noise
     model = make_signal_noise(len(tiny.tokenizer))
     report = head_report(model, Sequences(tiny, "all", ROW, 1500), name="prism").to_dict()
     assert is_json_of(value, {"models": [report, report]})
-    assert len(report["comparison"]["rows"]) == 7
-
-
-def test_heads_fit_80_columns(prism, gpt2, tiny):
-    shown = prism(*HEADS, gpt2, "--corpus", tiny.path, *SOME, "--length", 64, columns=80).stdout
-    assert max(cell_len(line.rstrip()) for line in shown.splitlines()) <= 80
-    heads = [line.split() for line in shown.splitlines() if re.match(r" +\d +\d ", line)]
-    assert len(heads) == 8
-    assert {words[2] for words in heads} == {"attention"}
 
 
 def test_spectra_in_json_are_the_report(document, tiny, signal_noise):
@@ -260,20 +216,13 @@ def test_spectra_in_json_are_the_report(document, tiny, signal_noise):
     model, sequences = make_signal_noise(len(tiny.tokenizer)), Sequences(tiny, "all", ROW, 1500)
     report = spectra_report(model, sequences, name="prism", trained_length=ROW)
     assert is_json_of(value, report.to_dict())
-    assert (value["loss"]["length"], value["loss"]["trained_length"]) == (2 * ROW, ROW)
-    assert len(value["cross_terms"]["rows"]) == 2
-    assert all(math.isfinite(rates["gain"]) for rates in value["rates"]["rows"])
 
 
-def test_the_loss_of_any_decoder(prism, gpt2, tiny):
+def test_the_loss_of_any_decoder(document, gpt2, tiny):
     options = ("--corpus", tiny.path, "--loss-only", *ALL, "--context", 64)
-    shown = prism(*SPECTRA, gpt2, *options).stdout
-    assert max(cell_len(line.rstrip()) for line in shown.splitlines()) <= 100
-    assert not {"\x1b", "…"} & set(shown)
-    text = " ".join(shown.split())
-    assert "32–47" in text
-    assert "Coding rates" not in text
-    assert "trained length none" in text
+    value = document(*SPECTRA, gpt2, *options)
+    assert (value["loss"]["length"], value["loss"]["trained_length"]) == (64, None)
+    assert "rates" not in value
 
 
 # -- prototypes and themes
@@ -294,24 +243,17 @@ def test_a_list_and_a_card(prism, document, refused, tiny_model):
     first = everything["items"][0]["id"]
     card = document(*command, first)
     assert card["contexts"] == lens.index.to_pylist()[lens.rows_of(first)][:12]
-    assert card["tokens"][0][0] == lens.prototypes["top_tokens"][first][0].as_py()
-    shown = prism(*command, first).stdout
-    assert card["name"] in shown
-    assert f"[{card['contexts'][0]['token'].strip()}]" in shown
+    assert card["name"] in prism(*command, first).stdout
     assert "expected" in refused(*command, lens.num_prototypes)
-    assert "leave out the ID" in refused(*command, first, "--search", "law")
     message = refused(*command, "--category", "Morphologie")
     assert "no category 'Morphologie'" in message
     assert "prismlm label" in message
 
 
-# A layer has six channels, and four heads.
-@pytest.mark.parametrize(("of", "units"), [("channels", 6), ("heads", 4)])
-def test_json_has_every_unit_and_sums(document, corpus, protot, llama, of, units):
-    model = {"channels": protot, "heads": llama}[of]
+def test_themes_of_heads(document, corpus, llama):
     options = ("--corpus", corpus.path, *ALL, "--units", 6, "--layer", 1)
-    value = document(*THEMES, model, "--of", of, *options)
-    assert (value["of"], value["judge"], value["asked"]) == (of, "words", None)
+    value, units = document(*THEMES, llama, "--of", "heads", *options), 4
+    assert (value["of"], value["judge"], value["asked"]) == ("heads", "words", None)
     rows = value["units"]["rows"]
     assert len(rows) == units
     for summary in value["figures"]["rows"]:
@@ -323,7 +265,7 @@ def test_json_has_every_unit_and_sums(document, corpus, protot, llama, of, units
         assert difference["low"] <= difference["value"] <= difference["high"]
 
 
-def test_prototypes_by_an_endpoint_with_some_invalid_answers(prism, document, tiny_model, tmp_path):
+def test_prototypes_by_an_endpoint_with_some_invalid_answers(document, tiny_model, tmp_path):
     # A copy, since answers are kept in it.
     model = shutil.copytree(tiny_model, tmp_path / "model")
     good = {"theme": "tides", "disentanglement": 9, "coverage": 10, "themes": 1}
@@ -331,12 +273,9 @@ def test_prototypes_by_an_endpoint_with_some_invalid_answers(prism, document, ti
     with ChatServer(lambda request, number: "hm" if number in (1, 2) else good) as server:
         endpoint = ("--endpoint", server.url, "--endpoint-model", "m\x1b[31m")
         command = (*THEMES, model, *endpoint, "--units", 40)
-        result = prism(*command, "--json")
-        value, requests = json.loads(result.stdout), len(server.requests)
+        value, requests = document(*command), len(server.requests)
         again = document(*command)
     rows = value["units"]["rows"]
-    # The questions about random sequences count too.
-    assert f"{2 * len(rows)} questions of " in result.stderr
     assert value["judge"] == "endpoint:m [31m"
     assert {unit["theme"] for unit in rows if "theme" in unit} == {"tides"}
     assert value["asked"]["requests"] == requests
@@ -375,13 +314,6 @@ def test_feedback_in_json_is_the_report(prism, fed_gpt2, corpus):
     report = inspect_uncertainty_feedback(*model, sample, name="fed-gpt2", options=options)
     value = json.loads(result.stdout)
     assert is_json_of(value, report.to_dict())
-    assert all(value[check]["rows"] for check in CHECKS)
-    assert value["left_out"] == {}
-    assert value["options"]["passes"] == 2
-    assert len(value["attention"]["rows"]) == 2
-    assert len(value["probe"]["rows"]) == 3
-    interval = value["ablation"]["rows"][1]["change"]
-    assert interval["low"] <= interval["value"] <= interval["high"]
 
 
 def test_a_check_that_is_left_out_has_a_reason(prism, document, corpus, save_fed):
@@ -417,36 +349,15 @@ def seed(place, cases):
     ("command", "model", "arguments", "words"),
     [
         (ATTENTION, "with_head", (), "a text or --roles, got neither"),
-        (ATTENTION, "with_head", (RIVER, "--roles"), "got both"),
         (ATTENTION, "with_head", (RIVER, "--group", "nose"), "'nose': expected 'signal' or"),
-        (ATTENTION, "with_head", (RIVER, "--cases", "x"), "--cases is for --roles"),
-        (ATTENTION, "with_head", ("--roles", "--out", "maps.png"), "--out is a picture of one"),
-        (ATTENTION, "with_head", ("--roles", "--cases", "x"), "x cannot be read"),
-        (CHANNEL, "protot", ("--split", "test"), "'--split': 'test'"),
-        (CHANNEL, "protot", ("--corpus", "none"), "none is not a directory"),
-        (CHANNEL, "place", (), "cannot be read"),
-        (CHANNEL, "llama", (), "not recorded.*--corpus"),
-        (CHANNEL, "llama", ("--corpus", "CORPUS", "--html", "x.html"), "no prototype mixer"),
+        (CHANNEL, "llama", ("--corpus", "CORPUS", "--html", "x.html"), "no channels"),
         (EFFECT, "seed", (), "expected either channels"),
-        (EFFECT, "seed", ("--find", "--channel", "0:0"), "expected either channels"),
         (EFFECT, "seed", ("--find",), "go together"),
-        (EFFECT, "seed", ("--channel", "0:0", "--corpus", "corpus"), "go together"),
         (EFFECT, "seed", ("--channel", "1:9"), "no channel 9 in layer 1"),
         (EFFECT, "seed", ("--channel", "1"), "expected LAYER:CHANNEL"),
-        (EFFECT, "seed", ("--channel", "0:0", "--minimum", "0.99"), "none of 4 cases"),
-        (EFFECT, "seed", ("--channel", "0:0", "--cases", "mental_health"), "--first-token"),
-        (HEADS, "signal_noise", ("--length", 1, *SOME), "sees 16 tokens of its window of 1"),
-        (HEADS, "gpt2", (), "not recorded.*--corpus"),
         (HEADS, "gpt2", OF_TINY, "window of 256 tokens.*64 positions"),
         (SPECTRA, "signal_noise", ("--context", 0), "context is 0.*from 2 on"),
-        (THEMES, "llama", ("--of", "neurons"), "neurons"),
-        (THEMES, "llama", ("--of", "heads", "--lens", "sample"), "--lens is for prototypes"),
-        (THEMES, "llama", ("--layer", 1), "--corpus and --layer are for channels and heads"),
-        (THEMES, "llama", ("--endpoint", "http://localhost:1/v1"), "go together"),
-        (THEMES, "llama", ("--of", "channels", "--corpus", "CORPUS"), "no prototype mixer"),
-        (THEMES, "llama", ("--of", "heads", "--corpus", "CORPUS"), "has 10 sequences: read more"),
         (FEEDBACK, "fed_gpt2", (*FAST, "--check", "prob"), "Did you mean 'probe'"),
-        (FEEDBACK, "fed_gpt2", ("texts.jsonl", "--corpus", "corpus"), "give one of them"),
         (FEEDBACK, "gpt2", ("--corpus", "CORPUS"), "uncertainty_feedback: {enabled: true"),
     ],
 )  # fmt: skip
@@ -457,13 +368,3 @@ def test_bad_input_is_refused(request, refused, corpus, tiny, command, model, ar
     words_of_it = (places.get(argument, argument) for argument in arguments)
     message = refused(*command, request.getfixturevalue(model), *first, *words_of_it)
     assert re.search(words, message)
-
-
-def test_a_corpus_of_another_tokenizer_is_refused(refused, fed_gpt2, save_fed):
-    """A tokenizer with more tokens than the model has."""
-    other = AutoModelForCausalLM.from_config(read_checkpoint(fed_gpt2)[0].config)
-    other.resize_token_embeddings(40)
-    small = save_fed("small", other, attach_drawn(other, 64))
-    message = refused(*FEEDBACK, small, *FAST, *ALL, "--check", "ablation")
-    assert "encoded with another tokenizer" in message
-    assert "the model has 40" in message

@@ -1,12 +1,9 @@
 import io
 import json
-from types import SimpleNamespace
 
 import pytest
-from rich.cells import cell_len
 from rich.console import Console
 
-from prismlm.cli import control
 from prismlm.cli.output import (
     Writer,
     format_bytes,
@@ -41,25 +38,14 @@ def test_numbers_as_people_read_them(shown, text):
     assert shown == text
 
 
-@pytest.mark.parametrize(
-    ("name", "width", "shown"),
-    [
-        ("openstax/nursing", 16, "openstax/nursing"),
-        ("public-domain (Gutenberg)", 13, "public…nberg)"),
-        ("日本語の文書番号", 9, "日本…番号"),
-    ],
-)
-def test_names_are_cut_in_the_middle(name, width, shown):
-    assert shorten(name, width) == shown
-    assert cell_len(shown) <= width
+@pytest.mark.parametrize(("width", "shown"), [(16, "public-domain"), (9, "publ…main")])
+def test_names_are_cut_in_the_middle(width, shown):
+    assert shorten("public-domain", width) == shown
 
 
 @pytest.mark.parametrize(
     ("text", "printed"),
     [
-        ("one two three four", "one two \nthree four\n"),
-        ("twice three four", "twice \nthree four\n"),
-        ("three four  five \n\n", "three four\nfive\n"),
         ("three four \n  five", "three four\n  five\n"),
     ],
 )
@@ -79,23 +65,13 @@ def test_text_moves_nothing_on_a_terminal():
     assert sanitize("🏳\ufe0f\u200d🌈") == "🏳\ufe0f\u200d🌈"
 
 
-COST = SimpleNamespace(
-    corpus=MARKED, control=None, perplexity=2.0, edited=3.0, tokens=9, changed=0.5
-)
-
-
 @pytest.mark.parametrize(
     "part",
     [
-        table("", "target", [{"target": MARKED}]),
-        table("", "a", [{"a": 1}], words={MARKED: 3}),
-        table(MARKED, "a", [{"a": 1}]),
-        Report("m", {"corpus": MARKED}, {}),
-        Report("m", {}, {}, {"loss": MARKED}),
-        {MARKED: "1"},
+        table("", "target", [{"target": MARKED}], words={MARKED: 3}),
+        Report("m", {"corpus": MARKED}, {}, {"loss": MARKED}),
         {"categories": {MARKED: 1}},
         MARKED,
-        control._cost_line(COST, ""),
     ],
 )
 def test_foreign_text_is_no_markup(part, capsys, monkeypatch):

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import httpx
 import openai
-import pytest
 
 import prismlm
 from tests.helpers import forked
@@ -54,8 +53,7 @@ def test_serve(tiny_model):
         assert again["choices"][0]["text"] == answer.choices[0].text
 
 
-@pytest.mark.parametrize("command", ["serve", "explore"])
-def test_answers_are_written_under_a_controller(command, tiny_model, tmp_path):
+def test_explore_writes_under_a_controller(tiny_model, tmp_path):
     lm, prompt = prismlm.load(tiny_model), "The patient was given a dose of the drug, and the court"
     leading = lm.explain(prompt)[-1].prototypes[:3]
     controller = prismlm.Controller(tuple((use.id, 0.0) for use in leading))
@@ -63,33 +61,21 @@ def test_answers_are_written_under_a_controller(command, tiny_model, tmp_path):
     with lm.edit(controller):
         expected = lm.generate(prompt, tokens=5)
     assert expected != lm.generate(prompt, tokens=5)
-    options = ("--port", "0", *(("--no-browser",) if command == "explore" else ()))
-    with served(command, tiny_model, "--controller", file, *options) as lines:
-        verb, address = ("Explore", "/?") if command == "explore" else ("Serving", "/v1")
-        assert lines[0].startswith(f"{verb} {tiny_model.name} at http://127.0.0.1:")
-        assert address in lines[0]
+    options = ("--port", "0", "--no-browser", "--controller", file)
+    with served("explore", tiny_model, *options) as lines:
+        assert lines[0].startswith(f"Explore {tiny_model.name} at http://127.0.0.1:")
         address = lines[0].split(" at ")[1]
         with httpx.Client(follow_redirects=True, timeout=60) as client:
-            if command == "explore":
-                client.get(address)
-                api = f"{address.partition('?')[0]}api"
-                assert client.get(f"{api}/model").json()["prototypes"] == 192
-                address = f"{api}/v1"
+            client.get(address)
+            api = f"{address.partition('?')[0]}api/v1/completions"
             body = {"model": tiny_model.name, "prompt": prompt, "max_tokens": 5, "temperature": 0}
-            answer = client.post(f"{address}/completions", json=body).json()
+            answer = client.post(api, json=body).json()
     assert prompt + answer["choices"][0]["text"] == expected
 
 
 def test_a_model_without_a_lens_is_refused(tiny_model, tmp_path, refused):
     model = shutil.copytree(tiny_model, tmp_path / "model", ignore=lambda *_: ["lens"])
     assert "has no lens" in refused("serve", model, "--port", 0)
-
-
-@pytest.mark.parametrize(
-    ("host", "words"), [("", "every address"), ("8.8.8.8", "an address of this machine")]
-)
-def test_bad_addresses_are_refused(refused, host, words):
-    assert words in refused("explore", "no such model", "--host", host)
 
 
 def test_a_port_in_use_is_refused_before_anything_is_read(refused):

@@ -40,11 +40,8 @@ def test_files_are_attached_and_explained(prism, tiny_model, tmp_path):
     ("model", "options", "words"),
     [
         ("no/such-model", (), "nor a model that can be downloaded"),
-        (None, ("--states-gb", "0"), "--states-gb is 0"),
         (None, ("--prototypes", "10", "--prototypes-per-token", "11"), "more than the 10 proto"),
         (None, ("--positions", "2"), "--positions is 2"),
-        (None, ("--rate", "-1"), "learning_rate is -1"),
-        (None, ("--weights", "equal"), "is not one of 'cosine', 'fitted'"),
     ],
 )
 def test_attach_refuses(refused, tiny_model, tiny_corpus, tmp_path, model, options, words):

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import errno
 import os
-import re
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Annotated, Any
@@ -69,7 +66,7 @@ def errors_as_messages() -> Iterator[None]:
         if type(error).__name__ == "NoArgsIsHelpError":
             raise
         help_command = f"Try {error.ctx.command_path} --help." if error.ctx else ""  # pyright: ignore
-        message = error.format_message().replace("Value error, ", "").rstrip(".")  # pyright: ignore
+        message = error.format_message().rstrip(".")  # pyright: ignore
         _print_error(f"{message}{'' if message.endswith('?') else '.'} {help_command}")
         raise typer.Exit(BAD_INPUT) from None
     except ModuleNotFoundError as error:
@@ -81,6 +78,12 @@ def errors_as_messages() -> Iterator[None]:
             f"this command needs {package}, which is not installed. "
             f"Install prismlm with its extra {extra}: pip install 'prismlm[{extra}]'"
         )
+        raise typer.Exit(BAD_INPUT) from None
+    except OSError as error:
+        if error.errno == errno.EPIPE:
+            raise  # typer ends quietly
+        place = shown(error.filename) if error.filename else "the output"
+        _print_error(f"{place} cannot be used: {error.strerror or error}.")
         raise typer.Exit(BAD_INPUT) from None
     except KeyboardInterrupt as stop:
         if is_first_process():
@@ -103,15 +106,9 @@ class ErrorsAsMessages(TyperGroup):
     def make_context(
         self, info_name: str | None, args: list[str], *others: Any, **extra: Any
     ) -> Any:
-        """Parse the arguments, all of which must be UTF-8; the context holds them."""
+        """Parse the arguments; the context holds them."""
         extra["obj"] = list(args)
         with errors_as_messages():
-            for number, argument in enumerate(args, 1):
-                if re.search("[\ud800-\udfff]", argument):
-                    raise InputError(
-                        f"argument {number}, {argument!r}, is not UTF-8: set the terminal to "
-                        "UTF-8, or rename the file."
-                    )
             return super().make_context(info_name, args, *others, **extra)
 
     def invoke(self, ctx: Any) -> Any:
@@ -133,17 +130,10 @@ for command in (demo.demo, train.train, train.attach, lens.index, lens.label):
     app.command()(command)
 app.command("map")(lens.map_prototypes)
 app.add_typer(inspect.app, name="inspect")
-for command in (explain.explain, serve.explore, serve.serve, audit.audit, audit.sources):
-    app.command()(command)
 for command in (
-    audit.compare,
-    control.calibrate,
-    control.steer,
-    control.generate,
-    control.suppress,
-    control.what_if,
-    lens.push,
-    lens.export,
+    *(explain.explain, serve.explore, serve.serve, audit.audit, audit.sources, audit.compare),
+    *(control.calibrate, control.steer, control.generate, control.suppress, control.what_if),
+    *(lens.push, lens.export),
 ):
     app.command()(command)
 app.add_typer(eval.app, name="eval")
@@ -188,30 +178,11 @@ def main() -> None:
     """Run the command line; exits with 2 on bad input and 130 on Ctrl-C."""
     code: Any = 0
     try:
-        try:
-            app()
-        except SystemExit as stop:
-            code = stop.code
-        sys.stdout.flush()
-    except OSError as error:
-        code = _report_os_error(error)
+        app()
+    except SystemExit as stop:
+        code = stop.code
     if os.environ.get("WORLD_SIZE", "1") == "1" or not isinstance(code, int):
         raise SystemExit(code)
     from prismlm.training.parallel import end
 
     end(code)
-
-
-def _report_os_error(error: OSError) -> int:
-    """Print an error of the system, such as a full disk; return the exit code."""
-    with contextlib.suppress(OSError):
-        # The interpreter would try to write the rest of stdout again at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    if error.errno == errno.EPIPE:
-        return 1
-    where = "the output cannot be written"
-    if error.filename is not None:
-        where = f"{shown(error.filename)} cannot be used"
-    with contextlib.suppress(OSError):
-        _print_error(f"{where}: {error.strerror or error}.")
-    return BAD_INPUT

@@ -30,9 +30,7 @@ STRENGTH_HELP = (
     "Clamp: fraction of the top logit, up to 1. Scale: factor. Groups: -1 to 1. (Default: the "
     "largest without repetition.)"
 )
-GENERATE_HELP = "Tokens to write; 0 scores the prompt (default: 20)."
-Generate = Annotated[int | None, option("N", GENERATE_HELP, min=0)]
-TEMPERATURE_HELP = "0 takes the top token (default: 0)."
+Generate = Annotated[int, option("N", "Tokens to write; 0 scores the prompt.", min=0)]
 Kind = Annotated[Literal["clamp", "scale", "ablate"], option(None, "Edit of the prototype.")]
 Only = Annotated[Literal["prototypes", "residual"] | None, option(None, "Only this part of z.")]
 HeldOut = Annotated[Path | None, option("DIR", "Held-out text for the cost (default: the lens's).")]
@@ -119,8 +117,8 @@ def steer(
     strength: Annotated[float | None, option("S", STRENGTH_HELP)] = None,
     edit: Kind = "clamp",
     only: Only = None,
-    generate: Generate = None,
-    temperature: Annotated[float | None, option("T", TEMPERATURE_HELP, min=0)] = None,
+    generate: Generate = 20,
+    temperature: opt.Temperature = 0.0,
     seed: opt.Seed = 0,
     draws: Annotated[int, option("N", "Random prototypes of the control.", min=0)] = 8,
     file: Annotated[str | None, option("FILE", "Measure effects over its lines.")] = None,
@@ -131,12 +129,9 @@ def steer(
     as_json: opt.Json = False,
 ) -> None:
     """Generate text under an edit of prototypes; show its effect, a control and its cost."""
-    if file is not None and (generate is not None or temperature is not None):
-        raise InputError("--file writes no text: leave out --generate and --temperature.")
-    target = (controller, prototype, category)
-    edits = _edits(*target, edit, strength, optional=only is not None)
+    edits = _edits(controller, prototype, category, edit, strength, optional=only is not None)
     texts = read_texts(model, prompt, file, lines=file is not None)
-    prompts = [opt.build_prompt(str(text), chat, system) for text in texts]
+    prompts = opt.build_prompts(texts, chat, system)
     import prismlm
     from prismlm.interventions import steering
     from prismlm.interventions.steering_effects import measure_effects
@@ -147,7 +142,7 @@ def steer(
         raise InputError("give --strength S: it is searched for one prompt only, not for a file.")
     lm = opt.open_model(model, lens, device=device)
     scope: dict[str, Any] = {"only": only, "seed": seed}
-    sampling = {"generate": 20 if generate is None else generate, "temperature": temperature or 0.0}
+    sampling = {"generate": generate, "temperature": temperature}
     if file is not None:
         progress = ConsoleReporter()
         result: Any = measure_effects(lm, prompts, edits, **scope, draws=draws, progress=progress)
@@ -182,14 +177,11 @@ def _edits(
     given = [name for name, target in targets.items() if target is not None]
     if len(given) > 1 or not (given or optional):
         raise InputError(f"expected {TARGETS}, got {' and '.join(given) or 'none'}.")
-    if strength is not None and not given:
-        raise InputError(f"--strength belongs to an edit: name {TARGETS}, or leave it out.")
-    if strength is not None and controller is not None:
-        raise InputError("--controller has its own strengths: leave out --strength.")
     if category is not None and kind != "clamp":
         raise InputError(f"--edit {kind} is for --prototype: a group only has a strength.")
-    if kind == "ablate" and strength is not None:
-        raise InputError("--edit ablate removes the prototype completely: leave out --strength.")
+    has_strength = category is not None or (prototype is not None and kind != "ablate")
+    if strength is not None and not has_strength:
+        raise InputError("--strength is for --category, and --edit clamp or scale: leave it out.")
     if prototype is not None and kind == "scale" and strength is None:
         raise InputError("give --strength S: the factor of --edit scale.")
     amount = 1.0 if strength is None else strength
@@ -378,11 +370,12 @@ def suppress(
     from prismlm.interventions.steering_effects import corpus_of
 
     options = opt.fill(suppression.SuppressOptions, locals(), phrases=tuple(phrases or ()))
-    split = suppression.split_examples(read_texts(model, None, examples, None), seed)
+    split = suppression.split_examples(read_texts(model, None, examples, lines=True), seed)
     ask = _task_asker(questions, opt.split_names(tasks), data, seed)
     lm = opt.open_model(model, lens, device=device)
     if keep is not None:
-        texts = [suppression.encoded(lm, text) for text in read_texts(model, None, keep, None)]
+        texts = read_texts(model, None, keep, lines=True)
+        texts = [suppression.encoded(lm, text) for text in texts]
         kept = [text for text in texts if len(text.ids) > text.start]
     else:
         corpus, reason = corpus_of(lm, None)
@@ -417,8 +410,6 @@ def _task_asker(count: int, names: list[str] | None, data: Path | None, seed: in
 
         asked = suite.selected_tasks(names, suite.SuiteOptions(data=data, limit=count, seed=seed))
         return partial(suite.ask_ways, selected=asked, progress=ConsoleReporter())
-    if names or data:
-        raise InputError("--tasks and --data are for --questions N: give it, or leave them out.")
     return None
 
 

@@ -11,7 +11,6 @@ from prismlm.cli import options as opt
 from prismlm.cli import output
 from prismlm.cli.options import argument, flag, option
 from prismlm.cli.progress import ConsoleReporter
-from prismlm.errors import InputError
 from prismlm.run_state import orderly_end
 
 if TYPE_CHECKING:
@@ -97,8 +96,6 @@ def build(
 
 def _dataset(name: str | None, split: str, data_files: list[str] | None) -> HubDataset | None:
     if name is None:
-        if data_files:
-            raise InputError("--data-files needs --dataset NAME.")
         return None
     opt.require_packages("datasets")
     from prismlm.corpus import HubDataset

@@ -126,9 +126,6 @@ def judge(
     else:
         texts = study.corpus_prompts(Corpus.open(str(corpus)), prompts_count, writing)
     named, progress = unique_names(paths), ConsoleReporter()
-    for path in paths:
-        if not path.is_dir():
-            raise InputError(f"there is no model directory {path}.")
     with orderly_end():
         result = study.run_judging(named, texts, writing, directory, opener, progress=progress)
     output.report_written(directory / study.RESULT_FILE)
@@ -174,11 +171,6 @@ def glue(
     """
     from prismlm.eval import glue as study
 
-    if search and (tasks or from_scratch or learning_rate is not None or warmup is not None):
-        raise InputError(
-            "--search chooses rate and warm-up on SST-2 and MNLI: leave out --tasks, "
-            "--from-scratch, --learning-rate and --warmup."
-        )
     options = opt.fill(study.GlueOptions, locals())
     names, numbers = opt.split_names(tasks), _parse_seeds(seeds)
     study.select_tasks(names)

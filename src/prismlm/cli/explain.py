@@ -6,7 +6,6 @@ import re
 import sys
 from collections.abc import Iterator, Sequence
 from functools import partial
-from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -32,11 +31,6 @@ STDIN = "-"
 CHAT_TOKENS = 50
 FILE_HELP = "Text, or texts in json, jsonl, csv, parquet; - is stdin."
 GENERATE_HELP = "Tokens to add and explain (default: 0; chat: 50)."
-# What is printed or written in one process only.
-PRINTED = (
-    *("controller", "tokens", "by", "where", "method", "html", "as_json", "against", "top"),
-    *("documents", "passages"),
-)
 Tokens = Annotated[str | None, option("all|last|A:B", "Print the table of predictions.")]
 
 
@@ -150,15 +144,11 @@ def _controlled(found: dict[str, Any]) -> Iterator[Any]:
 
 def _explain_in_parts(prompts: list[Prompt], count: int, options: dict[str, Any]) -> None:
     """Explain texts with workers, and write their table."""
-    if options["parquet"] is None:
-        raise InputError("workers write a table of all texts: add --parquet FILE.")
-    defaults = signature(explain).parameters
-    given = [name for name in PRINTED if options[name] != defaults[name].default]
-    if given:
-        ignored = ", ".join(f"--{name.removeprefix('as_')}" for name in given)
+    others = [options[name] for name in ("html", "as_json", "tokens", "controller")]
+    if options["parquet"] is None or any(others):
         raise InputError(
-            f"workers write --parquet alone: leave out {ignored}, or --parts, --workers and "
-            "--engine."
+            "workers write a table of all texts: add --parquet FILE, and leave out --html, --json, "
+            "--tokens and --controller."
         )
     from prismlm.cli.progress import ConsoleReporter
     from prismlm.explain.parts import TraceJob, explain_in_parts
@@ -177,33 +167,25 @@ def _prompts(
     """Return what the model reads; --chat and --system are for the strings among chats."""
     from prismlm.corpus.chat import ASSISTANT
 
-    if (chat or system is not None) and not any(isinstance(text, str) for text in texts):
-        raise InputError("the file holds only chats: leave out --chat and --system.")
-    prompts = [opt.build_prompt(t, chat, system) if isinstance(t, str) else t for t in texts]
+    prompts = opt.build_prompts(texts, chat, system)
     answered = [isinstance(p, str) or p[-1]["role"] == ASSISTANT for p in prompts]
     counts = [0 if done else CHAT_TOKENS for done in answered]
     return [(p, n if generate is None else generate) for p, n in zip(prompts, counts, strict=True)]
 
 
 def read_texts(
-    model: Path, text: str | None, file: str | None, lines: bool | None
-) -> list[str] | list[str | Messages]:
-    """Return the text, every text of a file of records, or every line that is not blank.
-
-    Without ``lines``, a file of text is a text; None: its lines are.
-    """
+    model: Path, text: str | None, file: str | None, lines: bool
+) -> Sequence[str | Messages]:
+    """Return the text, every text of a file of records, or with ``lines`` those that have words."""
     from prismlm.corpus.formats import WHOLE_FILES, extension
 
     opt.check_one_of("a TEXT or --file FILE (- reads stdin)", text, file)
     if file not in (None, STDIN) and extension(Path(file)) not in (None, *WHOLE_FILES):
-        if lines:
-            raise InputError(f"{file} holds records: give a text file, or leave out --lines.")
         from prismlm.corpus.read import DocumentReader
         from prismlm.corpus.tokenizer import load_tokenizer
 
         reader = DocumentReader(Path(file), tokenizer=load_tokenizer(model))
         return [document.messages or document.text for document in reader]
-    lines = lines is not False
     source = "stdin" if file == STDIN else file or "the text"
     stream = sys.stdin.buffer if file == STDIN else None
     content = read_text(source, stream) if file is not None else text or ""
@@ -216,11 +198,7 @@ def _parse_span(tokens: str | None) -> slice | None:
     """Return the selected predictions; None for all."""
     if tokens in (None, "all"):
         return None
-    match = re.fullmatch(r"(-?\d{1,9})?(:)?(-?\d{1,9})?", "-1:" if tokens == "last" else tokens)
-    if match is None or not (match[1] or match[2]) or (match[3] and not match[2]):
-        raise InputError(
-            f"--tokens {tokens} cannot be read: expected all, last, A:B, such as 0:20 or -5:, or "
-            "one number."
-        )
-    first, last = (int(number) if number else None for number in match.group(1, 3))
-    return slice(first, last if match[2] else int(match[1]) + 1 or None)
+    match = re.fullmatch(r"(-?\d{1,9})?:(-?\d{1,9})?", "-1:" if tokens == "last" else tokens)
+    if match is None:
+        raise InputError(f"--tokens {tokens}: expected all, last or A:B, such as 0:20 or -5:.")
+    return slice(*(int(number) if number else None for number in match.groups()))

@@ -8,8 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
-import typer
-
 from prismlm.cli import options as opt
 from prismlm.cli import output
 from prismlm.cli.options import argument, flag, option
@@ -22,7 +20,6 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Iterator
 
     from prismlm.explain.attention_maps import AttentionMap
-    from prismlm.lens.labels.endpoint import Endpoint
     from prismlm.probes.channels.report import ChannelReport
 
 # Limits of the printed output; JSON has everything.
@@ -83,10 +80,6 @@ def attention(
     Heads may be those of signal/noise attention or of any Hugging Face decoder.
     """
     opt.check_one_of("either a text or --roles", text, roles)
-    if roles and out is not None:
-        raise InputError("--out is a picture of one text: give a text in place of --roles.")
-    if not roles and cases is not None:
-        raise InputError("--cases is for --roles: add it, in place of a text.")
     opt.check_output_files(model, cases, overwrite=overwrite, png=out)
     if out is not None:
         opt.require_packages("matplotlib")
@@ -148,8 +141,6 @@ def prototypes(
     as_json: opt.Json = False,
 ) -> None:
     """List the prototypes of a lens, or show one in full: name, tokens, where it fires."""
-    if prototype is not None and (search or category):
-        raise InputError("--search and --category are for the list: leave out the ID.")
     from prismlm.interventions.values import Group, members_of
     from prismlm.lens.labels.catalogue import Catalogue
     from prismlm.lens.lens import MIN_PLACES
@@ -208,13 +199,10 @@ def channels(
     opt.check_output_files(model, corpus, overwrite=overwrite, html=html)
     from prismlm.corpus.windows import Sequences
     from prismlm.models.checkpoint import read_checkpoint
-    from prismlm.models.decoders.protot import mixers_of
     from prismlm.probes.channels import channel_report
     from prismlm.probes.texts import open_corpus
 
     decoder, tokenizer = read_checkpoint(model)
-    if html is not None:
-        mixers_of(decoder)  # refuses models without, before they are read
     sequences = None
     if corpus is not None or text is None:
         sequences = Sequences(open_corpus(model, corpus), split, max_tokens=max_tokens or None)
@@ -375,13 +363,9 @@ def themes(
     They are judged by their words, or with --endpoint by a language model, and compared with ten
     random sequences.
     """
-    if of == "prototypes" and (corpus is not None or layer is not None):
-        raise InputError("--corpus and --layer are for channels and heads: a lens has its text.")
-    if of != "prototypes" and lens_name is not None:
-        raise InputError("--lens is for prototypes: channels and heads are read from --corpus.")
-    judge = _theme_judge(opt.open_endpoint(endpoint, endpoint_model), model)
+    server = opt.open_endpoint(endpoint, endpoint_model)
     from prismlm.probes.texts import open_text
-    from prismlm.probes.themes import layer_units, prototype_units, theme_report
+    from prismlm.probes.themes import EndpointJudge, layer_units, prototype_units, theme_report
 
     text: Any
     if of == "prototypes":
@@ -393,25 +377,12 @@ def themes(
         kind = "channel" if of == "channels" else "head"
         sample, left_out = layer_units(decoder, sequences, kind, layer, units, seed)
         text = sequences.corpus
+    judge = None if server is None else EndpointJudge(server, model / ANSWERS)
     settings = _settings(model, split=split, of=of, judge=judge, seed=seed, left_out=left_out)
     report = theme_report(sample, text, **settings)
     usage = None if judge is None else judge.session.usage()
     asked = [] if usage is None else [output.facts_line(usage)]
     output.show({**report.to_dict(), "asked": usage}, as_json, report, *asked)
-
-
-def _theme_judge(endpoint: Endpoint | None, model: Path) -> Any:
-    if endpoint is None:
-        return None
-    from prismlm.probes.themes import EndpointJudge
-
-    def print_estimate(questions: int, characters: int) -> None:
-        size = f"{questions:,} questions of {output.format_count(characters)} characters, some four"
-        typer.echo(f"{size} to a token; answers are kept in the model's {ANSWERS}.", err=True)
-
-    if not model.is_dir():
-        raise InputError(f"there is no model directory {model}.")
-    return EndpointJudge(endpoint, model / ANSWERS, print_estimate)
 
 
 @app.command()
@@ -441,8 +412,6 @@ def uncertainty_feedback(
     from prismlm.probes import uncertainty_feedback as probe
     from prismlm.probes.texts import DEFAULT_LENGTH, open_corpus
 
-    if files and corpus:
-        raise InputError("texts come from FILE... or --corpus: give one of them.")
     decoder, tokenizer = read_checkpoint(model)
     # With one pass every position has the same code, which carries no information.
     default_passes = max(2, probe.feedback_of(decoder).passes)

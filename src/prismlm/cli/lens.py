@@ -14,7 +14,6 @@ from prismlm.cli import options as opt
 from prismlm.cli import output
 from prismlm.cli.options import argument, flag, option
 from prismlm.cli.progress import ConsoleReporter
-from prismlm.errors import InputError
 from prismlm.progress import SILENT
 
 if TYPE_CHECKING:
@@ -24,12 +23,6 @@ if TYPE_CHECKING:
     from prismlm.probes.results import Row
 
 MAX_EXAMPLES = 12
-# Balanced accuracy; 0.5 is chance.
-CHANCE_ACCURACY = 0.55
-FOREIGN = (
-    "By their words alone these names do not tell where a prototype fires: they may be in another "
-    "language than the corpus. To go back, run `prismlm label --overwrite` without an endpoint.\n"
-)
 MostUsed = Annotated[int | None, option("N", "Ask only about the N with the most text.", min=0)]
 Window = Annotated[int | None, option("N", "Tokens read at once (default: as in training).", min=1)]
 WithText = Annotated[bool, flag("--text/--no-text", "Store the text of contexts, or only offsets.")]
@@ -122,8 +115,6 @@ def label(
     With --endpoint a language model names them. Run again to resume.
     """
     server = opt.open_endpoint(endpoint, endpoint_model, concurrency, timeout)
-    if server is None and prototypes is not None:
-        raise InputError("--prototypes goes with --endpoint URL.")
     from prismlm.lens.labels.write import ask_for_names, label_lens
 
     lm, lens = opt.open_with_lens(model, lens_name)
@@ -138,10 +129,6 @@ def _named(lens: Lens, value: Row) -> Iterator[Any]:
     yield f"{value['named']:,} of {value['prototypes']:,} prototypes named\n"
     yield value
     yield "\nDetection and fuzzing: balanced accuracy by words alone; 50 % is chance.\n"
-    scores = value["asked"]["scores"]["own"].values() if value["asked"] is not None else ()
-    means = [score["mean"] for score in scores if score is not None]
-    if means and max(means) < CHANCE_ACCURACY:
-        yield output.warning(FOREIGN)
     # Examples, evenly spaced from common to rare prototypes.
     rows, order = lens.prototypes.to_pylist(), lens.by_size.tolist()
     used = [rows[number] for number in order if rows[number]["usage"] > 0]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import fields
 from importlib.util import find_spec
 from pathlib import Path
@@ -124,6 +124,13 @@ def build_prompt(text: str, chat: bool, system: str | None) -> str | Messages:
     return as_chat(text, system) if chat else text
 
 
+def build_prompts(
+    texts: Sequence[str | Messages], chat: bool, system: str | None
+) -> list[str | Messages]:
+    """Return the inputs of a model, as :func:`build_prompt`; chats are inputs already."""
+    return [build_prompt(text, chat, system) if isinstance(text, str) else text for text in texts]
+
+
 def check_one_of(expected: str, *values: object) -> None:
     """Raise InputError unless exactly one of two alternatives is present."""
     present = sum(bool(value) or value == "" for value in values)
@@ -193,10 +200,8 @@ def count_parts(
     """Return the number of parts, or None for work that is not divided."""
     if parts is None and workers is None and engine == "local":
         return None
-    if shard is not None:
-        raise InputError("--shard makes one part, and --parts or --workers all: use one of them.")
-    if "WORLD_SIZE" in os.environ:
-        raise InputError("--workers, --parts and --engine do what torchrun does: use one of them.")
+    if shard is not None or "WORLD_SIZE" in os.environ:
+        raise InputError("--shard, --workers and torchrun divide the work: use one of them.")
     return parts or workers or 1
 
 

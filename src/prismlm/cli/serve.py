@@ -120,10 +120,6 @@ def serve(
 
 def _listen(host: str, port: int) -> socket.socket:
     """Listen at an address, before anything is loaded; InputError if that is impossible."""
-    if not host.strip():
-        raise InputError(
-            "--host is empty, which would be every address: give an address, or 0.0.0.0."
-        )
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # asyncio sets TCP_NODELAY only on sockets that name TCP: without it each token of an answer
     # waits 40 ms for the acknowledgement of the last packet.

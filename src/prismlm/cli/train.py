@@ -13,7 +13,6 @@ from prismlm.cli import options as opt
 from prismlm.cli import output
 from prismlm.cli.options import argument, flag, option
 from prismlm.cli.progress import ConsoleReporter
-from prismlm.errors import InputError
 from prismlm.progress import SILENT
 
 if TYPE_CHECKING:
@@ -50,18 +49,8 @@ def train(
 
     loaded = training.load_recipe(recipe, settings or [])
     if dry_run:
-        if search:
-            raise InputError("--dry-run is of one run: leave out --search.")
         return output.show_cost(training.estimate(loaded, resume=resume), as_json)
-    try:
-        (_search if search else _train)(loaded, resume=resume, as_json=as_json)
-    except KeyboardInterrupt:
-        if opt.is_first_process():
-            command = ["prismlm", "train", str(recipe), *(["--search"] if search else [])]
-            for setting in settings or []:
-                command += ["--set", setting]
-            typer.echo(f"Resume with:\n  {shlex.join([*command, '--resume'])}", err=True)
-        raise
+    (_search if search else _train)(loaded, resume=resume, as_json=as_json)
 
 
 def _train(recipe: Recipe, *, resume: bool, as_json: bool) -> None:

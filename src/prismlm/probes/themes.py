@@ -13,7 +13,7 @@ A language model judges, as in ProtoT, §5.1, or words do: docs/lens.md has the 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
@@ -194,19 +194,9 @@ def _keys(passage: Passage) -> list[str]:
 
 
 class EndpointJudge:
-    """Asks a language model; answers are stored in a file and not requested again.
+    """Asks a language model; answers are stored in a file and not requested again."""
 
-    ``on_estimate`` is called before the first request with the number of new questions and of their
-    characters.
-    """
-
-    def __init__(
-        self,
-        endpoint: Endpoint,
-        answers: Path,
-        on_estimate: Callable[[int, int], object] = lambda questions, characters: None,
-    ) -> None:
-        self.on_estimate = on_estimate
+    def __init__(self, endpoint: Endpoint, answers: Path) -> None:
         self.session = Session(endpoint, answers)
         self.source = f"endpoint:{one_line(endpoint.model, NAME_LENGTH)}"
 
@@ -215,9 +205,6 @@ class EndpointJudge:
     ) -> list[Judgement | None]:
         """Return the figures of units, None without a valid answer."""
         questions = [theme_question(unit) for unit in units]
-        new = [question for question in questions if self.session.stored(question) is None]
-        characters = sum(len(m["content"]) for question in new for m in question.messages)
-        self.on_estimate(len(new), characters)
 
         def ask(number: int) -> Judgement:
             answer = self.session.ask(questions[number])
