@@ -32,9 +32,6 @@ def test_an_answer_of_the_api_is_shown_by_its_id(served, lm):
     assert "attachment" in headers["content-disposition"]
     assert b"<title>Where the answer comes from" in page
     assert served.json("GET", f"/api/answers/{key}/report.json").keys() == trace.to_dict().keys()
-    assert "kind: Input should be 'html', 'json'" in served.refused(
-        "GET", f"/api/answers/{key}/report.exe"
-    )
 
 
 def test_an_answer_by_others_is_shown_too(served, lm):
@@ -45,33 +42,25 @@ def test_an_answer_by_others_is_shown_too(served, lm):
     assert logits == pytest.approx([step.logit for step in trace], rel=1e-5)
     assert not any(step["from"] == "generated" for step in shown["steps"])
     assert served.json("GET", f"/api/answers/{key}/asked")["text"] == TEXT
-    key = served.json("POST", "/api/v1/attributions", body | {"prompt": "Once upon a time "})["id"]
-    shown = served.json("GET", f"/api/answers/{key}")
-    assert (shown["question"], shown["answer"]) == ("Once upon a time ", TEXT)
 
 
-def test_answers_are_stopped_kept_and_refused_if_too_long(lm):
-    with slowed(lm), Served(lm, tokens=300, answers=1) as server:
+def test_answers_are_stopped_and_kept(lm):
+    with slowed(lm), Served(lm, answers=1) as server:
         client = openai.OpenAI(base_url=f"http://{server.host}/api/v1", api_key=TOKEN)
         stream = client.completions.create(
             model=server.name, prompt=TEXT, max_tokens=400, stream=True
         )
         key = next(stream).id
         assert "not finished yet" in server.refused("GET", f"/api/answers/{key}")
-        for _ in range(2):
-            server.write(TEXT, 1)
         server.json("POST", f"/api/answers/{key}/stop", {})
         *_, last = stream
         assert last.choices[0].finish_reason == "stop"
         assert last.prismlm["documents"]
-        assert 0 < len(server.json("GET", f"/api/answers/{key}")["steps"]) < 300
+        assert 0 < len(server.json("GET", f"/api/answers/{key}")["steps"]) < 400
         assert server.json("GET", f"/api/answers/{key}/steps/0")["documents"]
         assert server.json("POST", f"/api/answers/{key}/stop", {}) == {"stopped": True}
-        long = server.write("word " * 160, 1)["id"]
-        assert "the explorer shows 300" in server.refused("GET", f"/api/answers/{long}")
-        for path in (key, f"{key}/steps/0", f"{key}/report.html"):
-            assert "the last 1 are kept" in server.refused("GET", f"/api/answers/{path}")
-        assert "there is no answer" in server.refused("POST", "/api/answers/none/stop", {})
+        server.write(TEXT, 1)
+        assert "the last 1 are kept" in server.refused("GET", f"/api/answers/{key}")
 
 
 def test_a_model_without_a_lens_says_what_is_missing_and_still_answers(
@@ -86,9 +75,6 @@ def test_a_model_without_a_lens_says_what_is_missing_and_still_answers(
         assert answer["whole"] is None
         for path in ("/api/map", "/api/prototypes", "/api/prototypes/7"):
             assert "prismlm index" in server.refused("GET", path)
-        edit = {"text": TEXT, "prototype": 7, "strength": -1, "generate": 2}
-        tokens = server.events("/api/steer", edit)[-1][1]["tokens"]
-        assert all(token["leading_after"]["name"].startswith("prototype ") for token in tokens)
         with visited(browser, server) as page:
             ask(page, tokens=2)
             page.click(".x-column")
@@ -122,15 +108,6 @@ def test_an_answer_is_opened_by_its_address_whoever_asked(page, served, lm):
     page.wait_for_selector(".x-exports")
     assert page.inner_text(".p-answer") == lm.explain(TEXT, generate=6).answer.strip()
     assert page.input_value(".x-prompt") == TEXT
-    # By which command is not known, also when one comes back to it.
-    for view in ("map", "ask"):
-        page.click(f".x-nav a[href='#/{view}']")
-    page.wait_for_function("key => location.hash === `#/ask/${key}`", arg=key)
-    assert page.locator(".x-foot").is_hidden()
-    page.press(".x-prompt", "Enter")
-    another = "key => location.hash.length > 8 && !location.hash.endsWith(key)"
-    page.wait_for_function(another, arg=key)
-    assert page.locator(".x-foot").is_visible()
     go(page, "ask/none")
     page.wait_for_selector(".x-problem >> text=there is no answer 'none'")
 
@@ -140,15 +117,11 @@ def test_an_answer_that_has_not_begun_is_given_up(page, served):
     wait = served.lm.model.base_model.register_forward_pre_hook
     hook = wait(lambda *_: resume.wait(60) and None)
     try:
-        for tokens in ("40", "0"):
-            page.fill(".x-prompt", TEXT)
-            page.fill("label:has-text('tokens') input", tokens)
-            page.click(".x-go")
-            page.click(".x-stop")
-            page.wait_for_selector(".x-problem >> text=Stopped before there was an answer")
-            page.wait_for_selector(".x-stop", state="hidden")
-            assert page.inner_text(".p-answer") == ""
-            assert page.locator(".x-exports").count() == 0
+        page.fill(".x-prompt", TEXT)
+        page.click(".x-go")
+        page.click(".x-stop")
+        page.wait_for_selector(".x-problem >> text=Stopped before there was an answer")
+        page.wait_for_selector(".x-stop", state="hidden")
     finally:
         resume.set()
         hook.remove()
@@ -175,9 +148,6 @@ def test_columns_are_as_high_as_the_logits_and_walked_by_keyboard(page):
     assert column.locator(".x-rest-of").count() == column.locator(".x-residual").count() == 1
     column.locator(".x-slice[data-prototype]").first.hover()
     page.wait_for_selector(".x-hover mark")
-    card = page.locator(".x-hover").bounding_box()
-    assert card["y"] >= 0
-    assert card["y"] + card["height"] <= page.viewport_size["height"]
     # From here a person walks by keyboard, and reads on.
     page.click(".x-column")
     assert "→" in page.inner_text(".p-title h2")
@@ -193,16 +163,8 @@ def test_columns_are_as_high_as_the_logits_and_walked_by_keyboard(page):
     assert page.inner_text(".x-hover b") == part
     page.keyboard.press("Escape")
     assert page.locator(".x-hover").is_hidden()
-    requests = []
-    page.route("**/against", lambda route: requests.append(route))
     page.click(".x-more")
-    # While the model reads, the page says so.
-    page.wait_for_selector(".x-reading")
-    while not requests:
-        page.wait_for_timeout(10)
-    requests[0].continue_()
     page.wait_for_selector(".p-against .p-passage mark")
-    page.wait_for_selector(".x-reading", state="detached")
     assert "--generate 6" in page.inner_text(".x-command")
     with page.expect_download() as download:
         page.click("text=PARQUET")
@@ -219,13 +181,3 @@ def test_words_of_the_corpus_stand_below_the_passages(page, lm):
     assert link.get_attribute("href").startswith("#/document/")
     link.click()
     page.wait_for_selector(".x-document mark")
-
-
-def test_a_touch_opens_the_card_of_a_slice_until_the_next(browser, served):
-    with visited(browser, served, has_touch=True, viewport={"width": 390, "height": 844}) as page:
-        ask(page, tokens=3)
-        page.locator(".x-column").nth(1).locator(".x-slice[data-prototype]").first.tap()
-        page.wait_for_selector(".x-hover mark")
-        assert page.locator(".x-hover .p-contexts li").count() > 0
-        page.locator(".x-key .p-note").tap()
-        page.wait_for_selector(".x-hover", state="hidden")

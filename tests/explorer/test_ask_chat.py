@@ -5,8 +5,8 @@ import pytest
 import prismlm
 from prismlm.corpus.chat import as_chat
 from prismlm.corpus.pieces import visible
-from tests.explorer.conftest import QUESTIONS, Served, texts_of, unfold, visited
-from tests.helpers.chats import ASKED, CHAT, QUESTION, SHARED, chatting
+from tests.explorer.conftest import QUESTIONS, Served, unfold, visited
+from tests.helpers.chats import ASKED, QUESTION, chatting
 
 
 @pytest.fixture(scope="module")
@@ -24,15 +24,6 @@ def targets(trace):
     return [visible(step.pieces[1].label) for step in trace]
 
 
-def test_a_question_is_asked_by_the_template(chats, lm):
-    shown = chats.answer(as_chat(QUESTION), 4)
-    trace = lm.explain(as_chat(QUESTION), generate=4)
-    assert "".join(shown["tokens"]).startswith(ASKED)
-    assert [step["target"] for step in shown["steps"]] == targets(trace)
-    support = {"level": trace.support.level, "sentence": trace.support.sentence}
-    assert (shown["support"], shown["answer"]) == (support, trace.answer.strip())
-
-
 def test_a_question_follows_an_answer(chats, lm):
     first = chats.answer(as_chat(QUESTION), 4)
     written = [step.target_id for step in lm.explain(as_chat(QUESTION), generate=4)][-4:]
@@ -42,16 +33,12 @@ def test_a_question_follows_an_answer(chats, lm):
     messages += as_chat("Why?")
     second = chats.answer(messages, 3)
     assert "".join(second["tokens"]).startswith(lm.as_text(messages))
+    assert second["answer"] == lm.explain(messages, generate=3).answer.strip()
     trace = lm.explain(messages, generate=3)
     assert [step["target"] for step in second["steps"]] == targets(trace)
 
 
-def test_a_question_follows_what_was_written_with_its_direction_marks(chats):
-    messages = as_chat("What is\u200f this?")
-    key = chats.write(messages, 3)["id"]
-    answer = chats.json("GET", f"/api/answers/{key}/asked")
-    assert (answer["text"], answer["messages"][:-1]) == ("What is\u200f this?", messages)
-    # The model may continue an answer.
+def test_the_model_may_continue_an_answer(chats):
     begun = [*as_chat(QUESTION), {"role": "assistant", "content": "The patient"}]
     response = chats.write(begun, 3)
     answer = "The patient" + response["choices"][0]["message"]["content"]
@@ -78,22 +65,6 @@ def test_an_answer_is_steered(chats):
     assert data["text"].count("<user>") == data["unedited"].count("<user>") == 1
     plain = chats.json("POST", "/api/steer/leading", {"text": QUESTION})
     assert plain["probability"] != leading["probability"]
-
-
-def test_chats_are_audited_up_to_their_answers(chats):
-    rows = [
-        {"id": "answered", "messages": CHAT},
-        {"id": "asked", "messages": CHAT[:-1]},
-        {"id": "shared", "conversations": SHARED},
-    ]
-    events = chats.events("/api/audits", texts_of(rows))
-    (start,) = (data for name, data in events if name == "start")
-    assert start["texts"] == 2
-    assert events[-1][1]["summary"]["left_out"] == {"chat without an answer": 1}
-    texts = [(data["text_id"], data["opening"]) for name, data in events if name == "row"]
-    assert texts == [("answered", QUESTION), ("shared", QUESTION)]
-    error = chats.refused("POST", "/api/audits", texts_of([{"messages": [{"role": "user"}]}]))
-    assert "texts.jsonl:1: number 0 is {'role': 'user'}, expected a record with role" in error
 
 
 def test_a_person_asks_a_question(browser, chats):

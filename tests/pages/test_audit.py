@@ -62,10 +62,6 @@ def test_figures_documents_and_texts_that_stand_out(opened, audit):
             "Texts with the largest unattributed share",
         ]
         last = tab.locator(".p-block").last
-        assert last.locator("small").all_inner_texts() == [
-            one["text_id"].replace("answers/model-a/", "…").replace(TURN, "‹U+202E›")
-            for one in summary["least_attributed"]
-        ]
         # What most of them begin with is left out.
         assert "…why did the court dismiss the appeal" in last.inner_text()
         assert ASKED not in last.inner_text()

@@ -27,13 +27,6 @@ from tests.helpers.token_corpus import excerpt
 EVIL = "</script><script>document.title='hurt'</script><img src=x onerror=alert(1)>"
 TEXT = f"Maps of 日本 and the Fuß. {EVIL}"
 
-# Whether the chosen channel is in the visible part of the list.
-IN_LIST = """() => {
-  const box = (css) => document.querySelector(css).getBoundingClientRect();
-  const list = box(".c-list"), item = box(".c-item[aria-selected=true]");
-  return item.top >= list.top && item.bottom <= list.bottom;
-}"""
-
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
@@ -142,8 +135,6 @@ def test_a_page_of_a_text_alone_and_what_has_none(corpus, model, tmp_path):
     (data,) = Reader((tmp_path / "page.html").read_text(encoding="utf-8")).blocks
     assert len(data["texts"]) == 1
     assert data["documents"] == []
-    with pytest.raises(InputError, match="needs a corpus or a text"):
-        channel_page(channel_report(model, corpus.tokenizer), model, None)
     llama = make_llama(len(corpus.tokenizer))
     heads = channel_report(llama, corpus.tokenizer, Sequences(corpus, "all", 48), name="llama")
     with pytest.raises(InputError, match="llama has no channels"):
@@ -201,13 +192,6 @@ def test_in_a_browser(opened, page, report):
         tab.keyboard.press("ArrowDown")
         assert "Layer 2, channel 5" in tab.inner_text(".c-main")
         assert tab.evaluate("document.activeElement.dataset.channel") == "5"
-
-        # An address shows its channel in the list, too.
-        tab.add_style_tag(content=".c-list { max-height: 300px } .c-item { height: 100px }")
-        for channel in (5, 0):
-            tab.evaluate("channel => { location.hash = `#l1c${channel}` }", channel)
-            tab.wait_for_selector(f"text=Layer 1, channel {channel}")
-            assert tab.evaluate(IN_LIST)
 
         tab.emulate_media(color_scheme="dark")
         assert tab.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(16, 18, 22)"

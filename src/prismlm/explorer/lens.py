@@ -7,11 +7,10 @@ from threading import Lock
 from typing import Annotated, Any
 
 import numpy as np
-from fastapi import APIRouter, BackgroundTasks, Query
+from fastapi import APIRouter, Query
 from fastapi.responses import Response
 
 from prismlm.corpus.store import Corpus
-from prismlm.direction_marks import marks_shown
 from prismlm.errors import InputError
 from prismlm.explorer.session import PageJSON, Session
 from prismlm.lens.labels.catalogue import Catalogue, Sort
@@ -42,7 +41,6 @@ def _add_prototypes(router: APIRouter, session: Session) -> None:
 
     @router.get("/prototypes", summary="Search, filter and sort prototypes")
     def prototypes(
-        background: BackgroundTasks,
         query: Words = "",
         category: Words = "",
         sort: Sort = "text",
@@ -52,9 +50,6 @@ def _add_prototypes(router: APIRouter, session: Session) -> None:
         everything: Annotated[bool, Query(alias="all")] = False,
     ) -> dict[str, Any]:
         known = catalogue()
-        if not known.is_loaded:
-            # Read all contexts now, so that the first search does not wait for them.
-            background.add_task(lambda: known.texts)
         matching = known.search(query, sort, everything)
         listed = known.of_category(matching, category)
         indices = [] if at is None else np.flatnonzero(listed == at).tolist()
@@ -97,16 +92,9 @@ def _add_documents(router: APIRouter, session: Session) -> None:
             return _document(opened[0], id, at)
 
 
-def _number(corpus: Corpus, doc_id: str) -> int:
-    """Return the number of a document; its id may have direction marks as visible codes."""
-    if "‹U+" in doc_id:
-        doc_id = next((name for name in corpus.doc_ids if marks_shown(name) == doc_id), doc_id)
-    return corpus.find(doc_id)
-
-
 def _document(corpus: Corpus, doc_id: str, at: int | None) -> dict[str, Any]:
     """Return the fields of a document, and its text around the token at position ``at``."""
-    number = _number(corpus, doc_id)
+    number = corpus.find(doc_id)
     row = corpus.documents.take(np.array([number])).to_pylist()[0]
     text, start, length = corpus.text(number), row["start"], row["length"]
     if at is not None and not start <= at < start + length:

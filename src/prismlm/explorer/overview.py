@@ -13,8 +13,7 @@ import numpy as np
 from fastapi import APIRouter
 
 from prismlm.corpus.layout import held_out
-from prismlm.direction_marks import MARK
-from prismlm.errors import FormatError, InputError
+from prismlm.errors import InputError
 from prismlm.explain.language_model import PrismLM
 from prismlm.explorer.session import Session
 from prismlm.lens.layout import find_lens, trained_on_words
@@ -29,7 +28,6 @@ RUNS, RUN_LENGTH = 16, 256
 TEXTS = 12
 # Characters of a text, a prompt and a name; words of a prompt.
 TEXT, PROMPT, NAME, WORDS = 800, 90, 60, 9
-CONTROLS = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f]")
 
 
 def routes(session: Session) -> APIRouter:
@@ -139,34 +137,32 @@ def held_out_texts(lens: Lens | None) -> dict[str, str]:
     """Return the beginnings of some held-out documents: of each of several domains, or by title
     or first words.
 
-    Empty if the corpus is missing, has changed or has no held-out documents.
+    Empty if the corpus is missing or has no held-out documents.
     """
     corpus, texts = None if lens is None else lens.corpus, dict[str, str]()
     if corpus is None:
         return texts
-    with suppress(FormatError, OSError):
-        starts = np.linspace(0, max(0, len(corpus) - RUN_LENGTH), RUNS, dtype=np.int64)
-        numbers = np.unique(starts[:, None] + np.arange(RUN_LENGTH))
-        numbers = numbers[numbers < len(corpus)]
-        table = corpus.documents.take(numbers)
-        held = np.flatnonzero(held_out(table, corpus.meta["split"]))
-        by_domain = len(set(table["domain"].take(held).to_pylist()) - {None}) > 1
-        # Neighbours are often alike.
-        for index in np.random.default_rng(0).permutation(held).tolist():
-            (row,) = table.slice(index, 1).to_pylist()
-            if len(texts) == TEXTS:
-                break
-            label = (by_domain and row["domain"]) or row["title"]
-            if label and _name(label) in texts:
-                continue
-            text = _cut(_plain(corpus.text(int(numbers[index]))[: 2 * TEXT]).strip(), TEXT)
-            texts |= {_name(label or _first_words(text)): text} if text else {}
-        return dict(sorted(texts.items()))
-    return {}
+    starts = np.linspace(0, max(0, len(corpus) - RUN_LENGTH), RUNS, dtype=np.int64)
+    numbers = np.unique(starts[:, None] + np.arange(RUN_LENGTH))
+    numbers = numbers[numbers < len(corpus)]
+    table = corpus.documents.take(numbers)
+    held = np.flatnonzero(held_out(table, corpus.meta["split"]))
+    by_domain = len(set(table["domain"].take(held).to_pylist()) - {None}) > 1
+    # Neighbours are often alike.
+    for index in np.random.default_rng(0).permutation(held).tolist():
+        (row,) = table.slice(index, 1).to_pylist()
+        if len(texts) == TEXTS:
+            break
+        label = (by_domain and row["domain"]) or row["title"]
+        if label and _name(label) in texts:
+            continue
+        text = _cut(corpus.text(int(numbers[index]))[: 2 * TEXT].strip(), TEXT)
+        texts |= {_name(label or _first_words(text)): text} if text else {}
+    return dict(sorted(texts.items()))
 
 
 def _name(label: str) -> str:
-    return _cut(" ".join(_plain(label).split()), NAME)
+    return _cut(" ".join(label.split()), NAME)
 
 
 def _first_words(text: str) -> str:
@@ -174,11 +170,6 @@ def _first_words(text: str) -> str:
     lines = [line.split() for line in text.splitlines()]
     words = next((line for line in lines if len(line) >= WORDS), text.split())
     return _cut(" ".join(words[:WORDS]), PROMPT)
-
-
-def _plain(text: str) -> str:
-    """Return a text without direction marks and control characters."""
-    return CONTROLS.sub(" ", MARK.sub(" ", text))
 
 
 def _cut(text: str, limit: int) -> str:

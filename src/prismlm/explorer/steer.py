@@ -108,22 +108,18 @@ def edit_of(body: SteerRequest, lm: PrismLM) -> Edit:
     A category becomes a group of that strength. A prototype is clamped at that fraction of the top
     logit; below zero its contribution is scaled by 1 + strength, to nothing at −1.
     """
+    targets = ("prototype", "category", "controller")
+    given = [name for name in targets if getattr(body, name) is not None]
+    if len(given) != 1:
+        got = " and ".join(given) or "none"
+        raise InputError(f"expected a prototype, a category or a controller, got {got}.")
     if body.controller is not None:
-        others = body.model_dump(include={"prototype", "category", "strength"}, exclude_none=True)
-        if others:
-            raise InputError(
-                f"the controller {body.controller!r} has its own strengths: expected it alone, "
-                f"leave out {', '.join(others)}."
-            )
         if body.controller not in (known := controllers_of(lm)):
             raise InputError(
                 f"there is no controller {body.controller!r} in {lm.path}: it has "
                 f"{', '.join(known) or 'none; put some into its folder controllers'}."
             )
         return Controller.load(lm.path / body.controller)
-    if (body.prototype is None) == (body.category is None):
-        got = "neither" if body.prototype is None else "both"
-        raise InputError(f"expected a prototype or a category to steer, got {got}.")
     strength = 1.0 if body.strength is None else body.strength
     if body.prototype is None:
         return Group(strength, category=body.category)

@@ -37,8 +37,6 @@ def channel_page(report: ChannelReport, model: PreTrainedModel, corpus: Corpus |
     """
     if report.of != "channels":
         raise InputError(f"{report.model or 'the model'} has no channels, so no page of them.")
-    if report.text is None and not report.passages:
-        raise InputError("a page of channels needs a corpus or a text: read one into the report.")
     counts = sorted({len(layer.channels) for layer in report.layers})
     facts = [
         ("model", report.model or "–"),

@@ -115,7 +115,6 @@ class Engine:
     async def _run(self) -> None:
         """Generate until no text is left."""
         batch, run = Batch(self._lm.model), asyncio.get_running_loop().run_in_executor
-        self._running = []  # without those of an event loop that has ended
         while True:
             rows = [number for number, row in enumerate(self._running) if not row.finished]
             self._running = [self._running[number] for number in rows]
@@ -129,30 +128,21 @@ class Engine:
             except Exception as error:  # whatever a model raises: waiting requests are still served
                 log.exception("generation failed")
                 for generation in self._running:
-                    if generation.finish_reason is not None:  # it had finished before the error
-                        generation.send(None)
-                    elif not generation.abandoned:
-                        generation.fail(error)
+                    generation.fail(error)
                 self._running, batch = [], Batch(self._lm.model)
 
     def _write(self, batch: Batch, rows: list[int], running: list[Generation]) -> None:
         """Generate until a text ends, or until another may join."""
-        try:
-            with no_panics():
-                if not self._batched:
-                    self._generate(running[0])
-                    return
-                self._step(batch, rows, running)
-                # Back to the event loop at every token would cost up to a fifth of the speed.
-                while not any(row.finished for row in running) and (
-                    not self._queue or len(running) == self.batch_size
-                ):
-                    self._step(batch, [*range(len(running))], running)
-        except BaseException as error:
-            if isinstance(error, Exception) and not isinstance(error, StopIteration):
-                raise
-            # An event loop never hears of StopIteration, and is ended by SystemExit.
-            raise RuntimeError(repr(error)) from error
+        with no_panics():
+            if not self._batched:
+                self._generate(running[0])
+                return
+            self._step(batch, rows, running)
+            # Back to the event loop at every token would cost up to a fifth of the speed.
+            while not any(row.finished for row in running) and (
+                not self._queue or len(running) == self.batch_size
+            ):
+                self._step(batch, [*range(len(running))], running)
 
     def _step(self, batch: Batch, rows: list[int], running: list[Generation]) -> None:
         """Generate a token of every text: of ``rows`` of the batch, and of those that join it."""
@@ -188,8 +178,6 @@ class Engine:
                 top_p=sampling.top_p,
                 enough=enough,
             )
-        # A ``generate`` of the model's own may end without asking.
-        generation.finish_reason = generation.finish_reason or "length"
         generation.send(None)
 
 

@@ -21,7 +21,6 @@ from prismlm.files import json_text
 from prismlm.web.engine import Busy
 from prismlm.web.protocol import RequestError
 
-MAX_BODY_BYTES = 16_000_000
 log = logging.getLogger(__name__)
 
 
@@ -101,18 +100,11 @@ def equal(value: str, secret: str) -> bool:
 
 
 def check_body(request: Request) -> None:
-    """Raise RequestError for a body that is not JSON, of unknown length or too long."""
-    headers = request.headers
-    kind = headers.get("content-type", "").partition(";")[0].strip().lower()
+    """Raise RequestError for a body that is not JSON."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     # A page of another site can send other types without a preflight request.
     if request.method == "POST" and kind != "application/json":
         raise RequestError(f"expected a body of application/json, got {kind or 'none'}.", 415)
-    length = headers.get("content-length", "0")
-    # uvicorn enforces the Content-Length, but a chunked body has no limit.
-    if not length.isdecimal() or "transfer-encoding" in headers:
-        raise RequestError("expected a Content-Length.", 411)
-    if int(length) > MAX_BODY_BYTES:
-        raise RequestError(f"{int(length):,} bytes: at most {MAX_BODY_BYTES:,} are read.", 413)
 
 
 def application(answer: Callable[[Exception], Response], **options: Any) -> FastAPI:
@@ -129,11 +121,6 @@ def error_response(error: Exception) -> Response:
     return StrictJSON(body, status, {"Retry-After": "1"} if status == 429 else None)
 
 
-def _other_kind(error: dict[str, Any]) -> bool:
-    """Return whether a list should have been a text, or an object a truth value."""
-    return (error["type"], type(error["input"])) in (("string_type", list), ("bool_type", dict))
-
-
 def error_body(error: Exception) -> tuple[int, dict[str, Any]]:
     """Return the status and the body of an error, in OpenAI's form."""
     status, message, param, code = 500, f"{type(error).__name__} in the server.", None, None
@@ -143,11 +130,10 @@ def error_body(error: Exception) -> tuple[int, dict[str, Any]]:
         status, code = 429, "queue_full"
         message = "busy: too many requests are waiting for the model. Try again in a moment."
     elif isinstance(error, RequestValidationError):
-        errors = error.errors()
-        # Of a list where a text is allowed as well, what is wrong with the list; so with objects.
-        first = next((e for e in errors if not _other_kind(e)), errors[0])
-        param = ".".join(str(part) for part in first["loc"][1:] if part != "Shares") or None
-        status, message = 400, f"{param or 'the body'}: {first['msg']}."
+        places = [".".join(map(str, one["loc"][1:])) for one in error.errors()]
+        pairs = zip(places, error.errors(), strict=True)
+        message = "; ".join(f"{place or 'the body'}: {one['msg']}" for place, one in pairs)
+        status, message, param = 400, f"{message}.", places[0] or None
     elif isinstance(error, HTTPException):
         status, message = error.status_code, f"{error.detail}."
     elif isinstance(error, InputError):

@@ -17,7 +17,6 @@ from prismlm.explain.trace import Trace
 from prismlm.lens.opened_model import MIN_TEMPERATURE
 from prismlm.web.generation import Sampling, TokenLogProbs
 
-MAX_STOPS, MAX_STOP_LENGTH = 16, 1000
 MAX_DOCUMENTS = 20
 # Unsupported parameters that would change an answer, with the values that change nothing.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
@@ -28,8 +27,6 @@ UNSUPPORTED: dict[str, tuple[Any, ...]] = {
     "echo": (False,), "suffix": ("",),
 }  # fmt: skip
 Column = Literal["document", "source", "domain", "license"]
-OneStop = Annotated[str, Field(max_length=MAX_STOP_LENGTH)]
-Stop = OneStop | Annotated[list[OneStop], Field(max_length=MAX_STOPS)]
 
 
 class RequestError(Exception):
@@ -97,7 +94,7 @@ class GenerationRequest(ModelRequest):
     temperature: float | None = Field(default=None, ge=0, le=10, allow_inf_nan=False)
     top_p: float | None = Field(default=None, ge=0, le=1, allow_inf_nan=False)
     seed: int | None = None
-    stop: Stop | None = None
+    stop: str | list[str] | None = None
     stream: bool | None = False
     stream_options: dict[str, Any] | None = None
 

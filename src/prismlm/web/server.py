@@ -135,12 +135,7 @@ class Server:
         self.metrics = Metrics(self.engine)
         # One attribution at a time; every generated answer gets one.
         self._attributions = RequestQueue(2 * (batch_size + max_waiting))
-        self._started = int(time.time())
-
-    def model(self) -> dict[str, Any]:
-        """Return the entry of the model in ``/v1/models``."""
-        entry = {"id": self.name, "object": "model", "created": self._started}
-        return entry | {"owned_by": "prismlm"}
+        self.started = int(time.time())
 
     def check_model(self, name: str) -> None:
         """Raise RequestError for the name of another model."""
@@ -155,7 +150,6 @@ class Server:
         self._check_queues()
         start = time.monotonic()
         prompt, sampling = await run_in_threadpool(self._prepare, body, source)
-        self._check_queues()
         generation = Generation(self.lm, source, prompt, sampling, started=start)
         self.engine.submit(generation)
         form = protocol.ResponseFormat(self.name, not isinstance(source, str), self.lm.tokenizer)
@@ -401,14 +395,8 @@ def _add_routes(app: FastAPI, server: Server, prefix: str) -> None:
 
     @app.get(f"{prefix}/models", summary="The one model", response_model=anything)
     def models() -> Response:
-        return StrictJSON({"object": "list", "data": [server.model()]})
-
-    path = f"{prefix}/models/{{name:path}}"
-
-    @app.get(path, summary="A model by its name", response_model=anything)
-    def model(name: str) -> Response:
-        server.check_model(name)
-        return StrictJSON(server.model())
+        model = {"id": server.name, "object": "model", "created": server.started}
+        return StrictJSON({"object": "list", "data": [model | {"owned_by": "prismlm"}]})
 
     @app.post(f"{prefix}/chat/completions", summary="Answer a chat", response_model=anything)
     async def chat(body: protocol.ChatRequest, request: Request) -> Response:

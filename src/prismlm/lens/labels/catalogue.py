@@ -40,11 +40,6 @@ class Catalogue:
             texts.append(" ".join((head, *row["top_tokens"], *shown)).lower())
         return texts
 
-    @property
-    def is_loaded(self) -> bool:
-        """Whether all texts have been read, so that a search does not wait for them."""
-        return "texts" in vars(self)
-
     @cached_property
     def orders(self) -> dict[Sort, np.ndarray]:
         """The prototypes in each order that they can be listed in."""
