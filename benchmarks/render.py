@@ -23,8 +23,7 @@ from benchmarks.shared import pages
 from benchmarks.shared.over_seeds import HOW, paired, spread
 from prismlm.files import read_json
 
-HERE = Path(__file__).parent
-TEMPLATES = HERE / "pages"
+TEMPLATES = Path(__file__).with_name("pages")
 
 
 class Missing(jinja2.StrictUndefined):
@@ -59,9 +58,7 @@ def page(name: str, results: Path) -> str:
         if not paths:
             if optional:
                 return None
-            command = writer(file)
-            told = f": `{command}` writes it" if command else ", of a reader"
-            raise SystemExit(f"{results / file} is missing{told}")
+            raise SystemExit(f"{results / file} is missing; benchmarks/README.md has its script")
         return [parsed(path) for path in paths] if "*" in file else parsed(paths[0])
 
     environment = jinja2.Environment(
@@ -79,19 +76,6 @@ def page(name: str, results: Path) -> str:
         figures = importlib.import_module(module).figures(read)
     text = environment.get_template(f"{name}.md").render(figures)
     return re.sub(r"\n{3,}", "\n\n", text).strip() + "\n"
-
-
-def writer(file: str) -> str | None:
-    """Return the command that writes a file of docs/results/, from the table of the README."""
-    rows = (HERE / "README.md").read_text(encoding="utf-8").splitlines()
-    path = Path(file)
-    # A folder is named by itself, or with one above it.
-    for name in (file, *(f"{folder}/" for folder in path.parents)):
-        for row in rows:
-            cells = re.fullmatch(r"\| `(\S+)\.py` \| (.*?) \|.*", row)
-            if cells and f"`{name}`" in cells[2]:
-                return f"python -m benchmarks.{cells[1].replace('/', '.')}"
-    return None
 
 
 def parsed(path: Path) -> Any:

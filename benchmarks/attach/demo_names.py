@@ -18,7 +18,6 @@ mixed; another reader is given names and places and says which are clear:
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -26,6 +25,7 @@ from typing import Any
 import numpy as np
 
 import prismlm
+from benchmarks.attach.demo_lessons import lines_of
 from benchmarks.shared.options import script_options
 from prismlm.files import json_text
 from prismlm.lens.labels.contexts import CATEGORIES, Label, marked
@@ -87,7 +87,7 @@ def write_drawn(lm: prismlm.PrismLM, folder: Path, out: Path) -> None:
     cards = {
         card["prototype"]: card["passages"]
         for path in sorted(folder.glob("cards-*.jsonl"))
-        for card in map(json.loads, path.read_text(encoding="utf-8").splitlines())
+        for card in lines_of(path)
     }
     label_lens(lens, lm.model, overwrite=True)
     ours = prismlm.load(lm.path).lens
@@ -105,20 +105,10 @@ def write_drawn(lm: prismlm.PrismLM, folder: Path, out: Path) -> None:
 
 
 def read_answers(folder: Path) -> dict[int, dict[str, Any]]:
-    """Return the answers by prototype.
-
-    Raises:
-        ValueError: a line lacks a field, has a category that there is not, or a name too long.
-    """
-    answers: dict[int, dict[str, Any]] = {}
-    for path in sorted(folder.glob("names-*.jsonl")):
-        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-            answer = json.loads(line)
-            whole = {"prototype", "name", "description", "category", "role", "tags"}
-            if set(answer) != whole or answer["category"] not in CATEGORIES:
-                raise ValueError(f"{path}:{number}: {line}")
-            answers[answer["prototype"]] = answer
-    return answers
+    """Return the answers by prototype; a line may have a category that there is not."""
+    answers = [one for path in sorted(folder.glob("names-*.jsonl")) for one in lines_of(path)]
+    assert all(one["category"] in CATEGORIES for one in answers)
+    return {one["prototype"]: one for one in answers}
 
 
 def main() -> None:

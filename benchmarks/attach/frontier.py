@@ -13,13 +13,11 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
 import torch
-from torch import Tensor, nn
 from transformers import AutoModelForCausalLM
 
 from benchmarks.shared.environment import environment
@@ -28,7 +26,7 @@ from prismlm.cli.progress import ConsoleReporter
 from prismlm.corpus import Corpus
 from prismlm.corpus.store import Split
 from prismlm.explain.prediction import OutputLayer
-from prismlm.explain.quality import HeadQuality, quality_of
+from prismlm.explain.quality import quality_of
 from prismlm.files import write_json
 from prismlm.layers import PrototypeHead
 from prismlm.layers.prototype_head import Weights
@@ -145,22 +143,14 @@ def measured(model: Any, head: PrototypeHead, heldout: HiddenStates, step: int) 
     parts = (
         rows[first : first + MEASURED_TOGETHER] for first in range(0, count, MEASURED_TOGETHER)
     )
-    states = ((heldout.states(part), heldout.tokens(part)) for part in parts)
-    quality = measure_states(model, head, states)
-    return {"step": step, **quality.to_dict(), "recovered": quality.recovered}
-
-
-def measure_states(
-    model: nn.Module, head: PrototypeHead, states: Iterable[tuple[Tensor, Tensor]]
-) -> HeadQuality:
-    """Measure a head on hidden states [N, d], each with the token that follows.
-
-    The model is not run: its logits are those of its output embedding.
-    """
+    # The model is not run: its logits are those of its output embedding.
     output = OutputLayer.from_model(model, LogitMap.of(model))
     device = output.weight.device
-    pairs = ((z.to(device).float(), targets.to(device)) for z, targets in states)
-    return quality_of(output, head, ((z, output.logits(z), targets) for z, targets in pairs))
+    states = (
+        (heldout.states(part).to(device).float(), heldout.tokens(part).to(device)) for part in parts
+    )
+    quality = quality_of(output, head, ((z, output.logits(z), after) for z, after in states))
+    return {"step": step, **quality.to_dict(), "recovered": quality.recovered}
 
 
 if __name__ == "__main__":

@@ -27,23 +27,20 @@ from prismlm.explain.attribution import attribute, carriers_of, joined
 from prismlm.explain.trace import Trace
 from prismlm.files import write_json
 
-NEAREST, DIGITS = 10, 5
+NEAREST, DIGITS, SEED = 10, 5, 0
+TEXTS, TOKENS = 20, 128  # texts of each domain, and tokens of each text at most
 
 
 def main() -> None:
     """Ask, and write what was found."""
     parser = script_options(__doc__, RESULTS / "domains.json")
     parser.add_argument("model", type=Path)
-    parser.add_argument("--texts", type=int, default=20, help="of each domain")
-    parser.add_argument("--tokens", type=int, default=128, help="of each text, at most")
-    parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     lm = prismlm.load(args.model)
-    if lm.lens is None or lm.lens.corpus is None:
-        parser.error(f"{args.model} has no lens whose corpus is there")
-    corpus = lm.lens.corpus
+    corpus = lm.lens_for("domains").corpus
+    assert corpus is not None, "the corpus of the lens is not where it was"
     names = sorted({name for name in corpus.column("domain") if name is not None})
-    texts = beginnings(corpus, names, args.texts, args.tokens, args.seed)
+    texts = beginnings(corpus, names)
     shares: dict[str, list[np.ndarray]] = {"explain": [], "alone": [], "tokens": [], "BM25": []}
     unattributed: list[float] = []
     of_token, words = domains_of_tokens(corpus, names), Words(corpus, names)
@@ -57,7 +54,7 @@ def main() -> None:
         shares["BM25"].append(words.domains(text))
         print(f"{len(unattributed)} of {len(texts)} texts", flush=True)
     turned: dict[str, list[np.ndarray]] = {"explain": [], "alone": []}
-    pairs = pairs_of([domain for domain, _ in texts], args.seed)
+    pairs = pairs_of([domain for domain, _ in texts])
     for first, second in pairs:
         before = texts[first][1] + "\n\n"
         trace = lm.explain(before + texts[second][1])[lm.encode(before).shape[1] :]
@@ -68,7 +65,7 @@ def main() -> None:
         "environment": environment(),
         "model": {"parameters": sum(one.numel() for one in lm.model.parameters())},
         "corpus": {"documents": len(corpus), "tokens": corpus.num_tokens},
-        "tokens": args.tokens,
+        "tokens": TOKENS,
         "domains": names,
         "own": [domain for domain, _ in texts],
         "unattributed": np.round(unattributed, DIGITS).tolist(),
@@ -81,19 +78,17 @@ def main() -> None:
     write_json(args.out, result)
 
 
-def beginnings(
-    corpus: Corpus, names: list[str], count: int, tokens: int, seed: int
-) -> list[tuple[str, str]]:
+def beginnings(corpus: Corpus, names: list[str]) -> list[tuple[str, str]]:
     """Return domain and text of documents of the bundled sample that a corpus does not have."""
     table = pq.read_table(sample_path(), columns=["id", "domain", "text"])
     known, domains = set(corpus.doc_ids), np.array(table["domain"].to_pylist())
-    ids, generator = table["id"].to_pylist(), np.random.default_rng(seed)
+    ids, generator = table["id"].to_pylist(), np.random.default_rng(SEED)
     tokenizer, texts = corpus.tokenizer, list[tuple[str, str]]()
     for name in names:
         unread = [n for n in np.flatnonzero(domains == name).tolist() if ids[n] not in known]
-        for n in generator.permutation(unread)[:count].tolist():
+        for n in generator.permutation(unread)[:TEXTS].tolist():
             whole = table["text"][n].as_py()
-            read = tokenizer(whole, add_special_tokens=False)["input_ids"][:tokens]
+            read = tokenizer(whole, add_special_tokens=False)["input_ids"][:TOKENS]
             texts.append((name, str(tokenizer.decode(read))))
     return texts
 
@@ -113,9 +108,9 @@ def shares_of(trace: Trace, names: list[str], *, alone: bool = False) -> np.ndar
     return np.array([share.get(name, 0.0) for name in names])
 
 
-def pairs_of(domains: list[str], seed: int) -> list[tuple[int, int]]:
+def pairs_of(domains: list[str]) -> list[tuple[int, int]]:
     """Draw another text, of another domain, to stand before each text: (before, text)."""
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(SEED)
     every = np.array(domains)
     return [
         (int(generator.choice(np.flatnonzero(every != domain))), row)

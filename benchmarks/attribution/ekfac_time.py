@@ -28,7 +28,7 @@ from benchmarks.shared.options import RESULTS, script_options
 from prismlm.corpus import Corpus
 from prismlm.files import read_json, write_json
 
-DOCUMENT_TOKENS, PROMPT_TOKENS = 128, 64
+DOCUMENT_TOKENS, PROMPT_TOKENS, PREDICTIONS = 128, 64, 4
 
 
 def main() -> None:
@@ -37,14 +37,13 @@ def main() -> None:
     parser.add_argument("model", type=Path)
     parser.add_argument("--called", default="SmolLM2-135M, the demo's", help="on the page")
     parser.add_argument("--documents", type=int, default=64, help="that EK-FAC is given")
-    parser.add_argument("--predictions", type=int, default=4)
     args = parser.parse_args()
     lm = prismlm.load(args.model)
     assert lm.lens is not None
     assert lm.lens.cells is not None
     corpus = lm.lens.corpus
     assert corpus is not None, "the corpus of the lens is not where it was"
-    asked = beginnings(corpus, "heldout", args.predictions, PROMPT_TOKENS + 1)
+    asked = beginnings(corpus, "heldout", PREDICTIONS, PROMPT_TOKENS + 1)
     ekfac = by_ekfac(lm, corpus, asked, args) | {"documents": args.documents}
     run = {
         "model": args.called,

@@ -27,7 +27,7 @@ from benchmarks.shared.options import RESULTS, script_options
 from prismlm.explain.attribution import TEMPERATURE
 from prismlm.files import write_json
 
-NAMED = 10
+NAMED, SEEDS = 10, (0, 1, 2)
 METHODS = (f"explain T={TEMPERATURE:g}", "bm25", "random", "evidence T=0.2 cells=16")
 Training = Callable[[PassageBank, np.ndarray, int], PreTrainedModel]
 """A bank, rows of it and a seed to the model that is trained on them."""
@@ -37,26 +37,24 @@ def main() -> None:
     """Retrain without what each method names."""
     parser = script_options(__doc__, RESULTS / "attribution_forgetting.json")
     parser.add_argument("bank", type=Path, help="the folder that model_bank.py wrote")
-    parser.add_argument("--methods", nargs="+", default=METHODS, help="scores/, without .npy")
     parser.add_argument("--predictions", type=int, default=20)
     parser.add_argument("--together", type=int, default=5, help="predictions that share a training")
-    parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     args = parser.parse_args()
     bank = open_bank(args.bank)
     every = read_predictions(args.bank)
     asked = every[: args.predictions]
     train = kept_trainings(args.bank / "forgetting", bank, every, SmallTraining().train)
     results: dict[str, Any] = {}
-    for name in args.methods:
+    for name in METHODS:
         scores = np.load(args.bank / "scores" / f"{name}.npy")[: len(asked)]
         named, together = best(scores, NAMED), args.together
-        lost = forgetting(train, len(bank), asked, named, args.seeds, together=together)
+        lost = forgetting(train, len(bank), asked, named, SEEDS, together=together)
         results[name] = {"lost": mean_with_error(lost.mean(1)), "each": lost.tolist()}
         print(name, results[name]["lost"], flush=True)
     described = {
         "predictions": len(asked),
         "together": args.together,
-        "seeds": args.seeds,
+        "seeds": SEEDS,
         "documents": len(bank),
     }
     write_json(args.out, {"environment": environment(), **described, "methods": results})

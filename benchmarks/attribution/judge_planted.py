@@ -20,7 +20,6 @@ import numpy as np
 from benchmarks.attribution.judges.passage_domains import passage_domain_share
 from benchmarks.attribution.judges.passages import (
     Method,
-    Prediction,
     answer_scores,
     best,
     document_recall,
@@ -49,8 +48,9 @@ from prismlm.lens.cells import Cells
 from prismlm.lens.layout import find_lens, read_meta
 
 JUDGES = ("recall", "domains", "patch")
-NAMED = 10
-PREDICTIONS = 100
+NAMED, SEED = 10, 0
+# Held out: predictions to patch for, and documents whose domains are asked for.
+PREDICTIONS, DOCUMENTS = 100, 220
 # In which a target's log-odds are looked at beside its own.
 CONTEXTS = 16
 # What a search found best by tail-patch.
@@ -62,71 +62,65 @@ def main() -> None:
     parser = script_options(__doc__, RESULTS / "attribution")
     parser.add_argument("planted", type=Path, help="the directory that planted_model.py built")
     parser.add_argument("--judges", nargs="+", choices=JUDGES, default=JUDGES)
-    parser.add_argument("--documents", type=int, default=220, help="held out, for their domains")
-    parser.add_argument("--seed", type=int, default=0)
     args = parser.parse_args()
     setting = planted_setting(args.planted)
     facts = read_json(args.planted / "facts.json")["facts"]
     args.out.mkdir(exist_ok=True)
     lens = find_lens(args.planted / "model", None)
     assert isinstance(lens, Path), "the model has no lens"
-    every = {n: (lambda m=m: m) for n, m in methods(setting, args.seed).items()}
-    every |= explained(setting, Cells(lens, read_meta(lens).cells), args.seed)
+    every = {n: (lambda m=m: m) for n, m in methods(setting).items()}
+    every |= explained(setting, Cells(lens, read_meta(lens).cells))
     for name, make in every.items():
         method = make()
         path = args.out / f"{re.sub('[^a-z0-9.]+', '_', name.lower())}.json"
         result = read_json(path) if path.is_file() else {}
         result |= {"name": name, "environment": environment()}
         if "recall" in args.judges:
-            result["recall"] = recalled(setting, method, facts, args.seed)
+            result["recall"] = recalled(setting, method, facts)
         if "patch" in args.judges:
-            result["patch"] = patched(setting, method, args.seed)
+            result["patch"] = patched(setting, method)
         if "domains" in args.judges:
-            result["domains"] = domains(setting, method, args.documents, args.seed)
+            result["domains"] = domains(setting, method)
         write_json(path, result)
         print(f"wrote {path}", flush=True)
 
 
-def methods(setting: Setting, seed: int) -> dict[str, Method]:
+def methods(setting: Setting) -> dict[str, Method]:
     """Return every method by its name on the page."""
     bank = setting.bank
     return {
-        "random": AtRandom(bank, seed),
+        "random": AtRandom(bank, SEED),
         "BM25": ByWords(bank),
         "BM25, last 16 tokens": ByWords(bank, last=16),
         "nearest states": NearestStates(setting),
-        "same token at random": SameToken(setting, counted=False, seed=seed),
+        "same token at random": SameToken(setting, counted=False, seed=SEED),
         "count of the token": SameToken(setting, counted=True),
         "same token, nearest": NearestStates(setting, same_token=True),
         "evidence by position": EvidenceByPosition(setting, BEST),
     }
 
 
-def explained(setting: Setting, cells: Cells, seed: int) -> dict[str, Callable[[], Method]]:
+def explained(setting: Setting, cells: Cells) -> dict[str, Callable[[], Method]]:
     """Return what makes ``explain``, and its controls.
 
     What has cells of its own, of random states or in another code, has them written first.
     """
 
     def of_random_states() -> Method:
-        random = with_random_states(setting, seed)
+        random = with_random_states(setting, SEED)
         return Explained(random, temporary_cells(random))
 
     return {
         "explain": lambda: Explained(setting, cells),
         "alone": lambda: Explained(setting, cells, alone=True),
-        "shuffled cells": lambda: Explained(setting, cells, shuffled=seed),
+        "shuffled cells": lambda: Explained(setting, cells, shuffled=SEED),
         "random states": of_random_states,
         "explain, pq": lambda: Explained(setting, temporary_cells(setting, "pq")),
     }
 
 
 def recalled(
-    setting: Setting,
-    method: Method,
-    facts: Sequence[dict[str, Any]],
-    seed: int,
-    limit: int = NAMED,
+    setting: Setting, method: Method, facts: Sequence[dict[str, Any]], limit: int = NAMED
 ) -> dict[str, dict[str, float]]:
     """Return the recall of the documents of facts, by how they are told."""
     asked = fact_questions(setting.bank, facts)
@@ -135,7 +129,7 @@ def recalled(
     of_document = setting.bank.by_document(scores, best=alike)
     recall = document_recall(of_document, asked.planted, limit)
     twins = twin_recall(facts, limit)
-    searched = halves(len(facts), seed)
+    searched = halves(len(facts), SEED)
     groups = {"all": np.ones(len(facts), dtype=bool), "report": ~searched}
     told = np.array([fact.get("told", "plain") for fact in facts])
     groups |= {f"told {kind}": told == kind for kind in np.unique(told).tolist()}
@@ -145,17 +139,18 @@ def recalled(
     }
 
 
-def domains(setting: Setting, method: Method, count: int, seed: int) -> dict[str, Any]:
+def domains(setting: Setting, method: Method) -> dict[str, Any]:
     """Return where the scores of the first tokens of held-out documents point."""
     corpus, bank = setting.bank.corpus, setting.bank
     names = [name or "" for name in corpus.column("domain")]
-    chosen = np.random.default_rng(seed).permutation(corpus.split("heldout"))[:count].tolist()
+    order = np.random.default_rng(SEED).permutation(corpus.split("heldout"))
+    chosen, count = order[:DOCUMENTS].tolist(), min(DOCUMENTS, len(order))
     rows: list[np.ndarray] = []
     for number in chosen:
         scores = method(document_predictions(corpus, number)).clip(0)
         rows.append(answer_scores(scores, np.zeros(len(scores), dtype=int))[0])
     of_passage = [names[number] for number in bank.documents[bank.document].tolist()]
-    own, searched = np.array([names[number] for number in chosen]), halves(count, seed)
+    own, searched = np.array([names[number] for number in chosen]), halves(count, SEED)
     groups = {"all": np.ones(count, dtype=bool), "report": ~searched}
     return {
         group: {
@@ -167,36 +162,22 @@ def domains(setting: Setting, method: Method, count: int, seed: int) -> dict[str
     }
 
 
-def patched(setting: Setting, method: Method, seed: int) -> dict[str, Any]:
-    """Return the tail-patch of held-out predictions, and each gain."""
-    predictions, contexts = patch_predictions(setting, seed)
-    gains = gain(setting, method, predictions, contexts)
-    searched = halves(len(predictions), seed)
+def patched(setting: Setting, method: Method) -> dict[str, Any]:
+    """Return the tail-patch of a method's ten best passages for held-out predictions."""
+    corpus, count = setting.bank.corpus, PREDICTIONS + CONTEXTS
+    drawn = held_out_predictions(setting.model, corpus, count, SEED)
+    # Those of others are for the specific gain.
+    predictions, others = drawn[:-CONTEXTS], [one.ids for one in drawn[-CONTEXTS:]]
+    named = best(method(predictions), NAMED)
+    passages = [[setting.bank.tokens(passage) for passage in row] for row in named.tolist()]
+    gains = tail_patch(setting.model, predictions, passages, contexts=others)
+    searched = halves(len(predictions), SEED)
     return {
         "all": described(gains),
         "report": described(PatchGains(gains.gain[~searched], gains.specific[~searched])),
         "gains": gains.gain.tolist(),
         "specifics": gains.specific.tolist(),
     }
-
-
-def patch_predictions(setting: Setting, seed: int) -> tuple[list[Prediction], list[np.ndarray]]:
-    """Return held-out predictions, and contexts of others for the specific gain."""
-    corpus, count = setting.bank.corpus, PREDICTIONS + CONTEXTS
-    drawn = held_out_predictions(setting.model, corpus, count, seed)
-    return drawn[:-CONTEXTS], [prediction.ids for prediction in drawn[-CONTEXTS:]]
-
-
-def gain(
-    setting: Setting,
-    method: Method,
-    predictions: Sequence[Prediction],
-    contexts: Sequence[np.ndarray],
-) -> PatchGains:
-    """Return the tail-patch of a method's ten best passages for each prediction."""
-    named = best(method(predictions), NAMED)
-    passages = [[setting.bank.tokens(passage) for passage in row] for row in named.tolist()]
-    return tail_patch(setting.model, predictions, passages, contexts=contexts)
 
 
 def described(gains: PatchGains) -> dict[str, Any]:

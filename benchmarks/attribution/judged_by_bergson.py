@@ -40,16 +40,13 @@ def main() -> None:
     """Score with its methods, and have all scores judged."""
     parser = script_options(__doc__, RESULTS / "attribution_bergson.json")
     parser.add_argument("bank", type=Path, help="the folder that model_bank.py wrote")
-    parser.add_argument("--own", nargs="*", choices=OWN, default=OWN, help="methods of its own")
-    parser.add_argument("--ours", nargs="+", default=OURS, help="files of scores/, without .npy")
     args = parser.parse_args()
     judge = Judge(args.bank.resolve())
     results: dict[str, dict[str, Any]] = {}
-    for name in [*args.own, *args.ours]:
-        seconds = judge.score(name) if name in OWN else judge.hand_over(name)
-        results[name] = seconds
-        if judge.models:
-            results[name]["lds"] = described(judge.datamodeling(name))
+    for name in (*OWN, *OURS):
+        results[name] = judge.score(name) if name in OWN else judge.hand_over(name)
+        each = judge.datamodeling(name)
+        results[name]["lds"] = mean_with_error(each) | {"each": np.round(each, 6).tolist()}
         print(name, results[name], flush=True)
     result = {
         "environment": environment(),
@@ -61,11 +58,6 @@ def main() -> None:
     write_json(args.out, result)
 
 
-def described(values: np.ndarray) -> dict[str, Any]:
-    """Return the mean with its standard error, and each."""
-    return mean_with_error(values) | {"each": np.round(values, 6).tolist()}
-
-
 class Judge:
     """Bergson, run as a program on the folder of a bank."""
 
@@ -74,16 +66,9 @@ class Judge:
         self.work.mkdir(exist_ok=True)
         self.data = {"dataset": str(bank / "documents.jsonl"), "split": "train"}
         self.query = {"dataset": str(bank / "queries.jsonl"), "split": "train"}
-
-    @property
-    def models(self) -> int:
-        """How many models of the bank are there."""
-        return len(list((self.bank / "outputs").glob("*.npy")))
-
-    @property
-    def predictions(self) -> int:
-        """How many predictions are asked of every model."""
-        return len((self.bank / "queries.jsonl").read_text().splitlines())
+        # How many models of the bank are there, and predictions that are asked of each.
+        self.models = len(list((bank / "outputs").glob("*.npy")))
+        self.predictions = len((bank / "queries.jsonl").read_text().splitlines())
 
     def score(self, name: str) -> dict[str, dict[str, float]]:
         """Have it score the documents by a method of its own; return the seconds it took.
@@ -124,12 +109,6 @@ class Judge:
         (there / "subsets.json").write_text(json.dumps(subsets))
         if not (there / "retrained").exists():
             (there / "retrained").symlink_to(self.bank / "retrained")
-        method = {"kind": "lds", "subsets": "bank", "paths": [str(there)]}
-        out = self._validate(name, method)
-        rows = _rows(out / "summary.csv")
-        return np.array([float(row["spearman_corr"]) for row in rows])
-
-    def _validate(self, name: str, method: dict[str, Any]) -> Path:
         training = SmallTraining()
         out = self.work / name / "lds"
         base = self.bank / "retrained" / "base"
@@ -142,7 +121,7 @@ class Judge:
             "scores": str(self.work / name / "scores"),
             "data": self.data,
             "query": self.query | {"aggregation": "none"},
-            "method": method,
+            "method": {"kind": "lds", "subsets": "bank", "paths": [str(there)]},
             "batch_size": training.rows,
             "num_epochs": training.epochs,
             "lr_schedule": {
@@ -157,7 +136,8 @@ class Judge:
             "wandb_project": "",
         }
         run(self.work, f"{name} lds", [{"validate": step}])
-        return out
+        with (out / "summary.csv").open() as lines:
+            return np.array([float(row["spearman_corr"]) for row in csv.DictReader(lines)])
 
 
 def run(work: Path, name: str, steps: list[dict[str, Any]]) -> None:
@@ -210,11 +190,6 @@ def own_steps(
         **normalised,
     }
     return [{"build": build}, {"score": score}]
-
-
-def _rows(file: Path) -> list[dict[str, str]]:
-    with file.open() as lines:
-        return list(csv.DictReader(lines))
 
 
 if __name__ == "__main__":

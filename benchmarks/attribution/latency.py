@@ -1,11 +1,8 @@
 """How long attribution takes beside generation.
 
     python -m benchmarks.attribution.latency MODEL --called NAME
-    python -m benchmarks.attribution.latency MODEL --large 1e8 --work DIR
 
-MODEL is a model directory with a lens. Other models keep what an earlier run found. With --large,
-how long a question takes among so many positions, drawn from those of MODEL's lens in its own
-codes: a row of docs/results/scale.json.
+MODEL is a model directory with a lens. Other models keep what an earlier run found.
 """
 
 from __future__ import annotations
@@ -16,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 import prismlm
-from benchmarks.index import scale
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
 from benchmarks.shared.turns import in_turns
@@ -26,7 +22,7 @@ GENERATED, SAMPLES = 50, 60
 PROMPT = "Once upon a time there was a little girl who lived"
 
 
-def time_generation(lm: prismlm.PrismLM, rounds: int) -> dict[str, Any]:
+def time_generation(lm: prismlm.PrismLM) -> dict[str, Any]:
     """Time generation with and without attribution, in turns, on the same prompt."""
 
     def explained(read: bool = False, steps: bool = False) -> None:
@@ -45,7 +41,7 @@ def time_generation(lm: prismlm.PrismLM, rounds: int) -> dict[str, Any]:
         "parts_alone": explained,
         "with_steps": lambda: explained(read=True, steps=True),
     }
-    times = in_turns(arms, rounds, "cpu").elapsed
+    times = in_turns(arms, SAMPLES, "cpu").elapsed
     ratios = {
         name: [a / b for a, b in zip(times[name], times["plain"], strict=True)]
         for name in arms
@@ -58,7 +54,7 @@ def time_generation(lm: prismlm.PrismLM, rounds: int) -> dict[str, Any]:
         "prototypes_per_token": lm.head.prototypes_per_token,
         "tokens": GENERATED,
         "positions": len(lm.lens.cells) if lm.lens and lm.lens.cells else 0,
-        "samples": rounds,
+        "samples": SAMPLES,
         "milliseconds": {k: 1000 * statistics.median(v) for k, v in times.items()},
         "ratio": {
             k: {"median": statistics.median(v), "least": min(v), "most": max(v)}
@@ -72,16 +68,8 @@ def main() -> None:
     parser = script_options(__doc__, RESULTS / "attribution_latency.json")
     parser.add_argument("model", type=Path)
     parser.add_argument("--called", default="the demo's kind of model", help="on the page")
-    parser.add_argument("--rounds", type=int, default=SAMPLES)
-    parser.add_argument("--large", type=float, metavar="POSITIONS")
-    parser.add_argument("--work", type=Path, help="with --large: a directory for 200 B a position")
     args = parser.parse_args()
-    if args.large:
-        if args.work is None:
-            parser.error("--large needs --work DIR")
-        lens = prismlm.load(args.model).lens_for("positions to draw from")
-        return scale.add(lens.path, args.work, [int(args.large)])
-    row = time_generation(prismlm.load(args.model), args.rounds)
+    row = time_generation(prismlm.load(args.model))
     row |= {"model": args.called, "environment": environment()}
     result = read_json(args.out) if args.out.is_file() else {}
     others = [one for one in result.get("generation", []) if one["model"] != row["model"]]

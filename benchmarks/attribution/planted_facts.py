@@ -32,7 +32,6 @@ import numpy as np
 
 from prismlm.corpus.documents import Document
 from prismlm.corpus.layout import is_held_out
-from prismlm.errors import InputError
 from prismlm.files import read_json
 
 COPIES = (1, 4, 16)
@@ -97,13 +96,6 @@ def invent_facts(
 
     No invented name occurs in the ``known`` texts, in whatever case.
     """
-    if per_level < 1:
-        raise InputError(f"{per_level} facts of each kind: expected at least 1.")
-    if not copies or min(copies) < 1 or max(copies) > len(WORDINGS):
-        raise InputError(
-            f"facts in {list(copies)} documents: expected 1 to {len(WORDINGS)} each, since every "
-            "copy opens in another wording."
-        )
     generator = np.random.default_rng(seed)
     taken = {word.lower() for text in known for word in re.findall(r"\w+", text)}
     facts: list[Fact] = []
@@ -146,11 +138,6 @@ def plant_in_documents(
     generator = np.random.default_rng(seed)
     usable = [(host, run) for host in hosts if (run := _plain_run(host.text)) is not None]
     needed = sum(fact.copies for fact in facts)
-    if len(usable) < needed:
-        raise InputError(
-            f"{needed} documents are to be planted and {len(usable)} real ones have "
-            f"{STATEMENTS + 1} plain sentences in a row: plant fewer facts, or give more text."
-        )
     chosen = iter(generator.permutation(len(usable))[:needed].tolist())
     planted: list[Planted] = []
     for number, fact in enumerate(facts):
@@ -230,17 +217,9 @@ LETTER = 'A letter by one of the {people} ends: "Here {line} {answer}."'
 
 
 def place_facts(facts: Sequence[Fact], seed: int) -> list[Place]:
-    """Give every fact's place a direction from a landmark that no other has.
-
-    Raises:
-        InputError: there are more facts than such descriptions.
-    """
+    """Give every fact's place a direction from a landmark that no other has."""
     places = [Place(direction, mark) for direction in DIRECTIONS for mark in LANDMARKS]
-    if len(facts) > len(places):
-        raise InputError(
-            f"{len(facts)} facts about places that are described: there are {len(places)} "
-            "descriptions to tell them apart. Ask for fewer facts."
-        )
+    assert len(facts) <= len(places)
     order = np.random.default_rng(seed).permutation(len(places))
     return [places[number] for number in order[: len(facts)].tolist()]
 

@@ -19,7 +19,6 @@ import pyarrow.parquet as pq
 
 from benchmarks.attribution.planted_facts import (
     ATTRIBUTES,
-    COPIES,
     DESCRIBED_ATTRIBUTES,
     Fact,
     Planted,
@@ -63,15 +62,11 @@ def main() -> None:
     out = args.out
     if not (out / FACTS_FILE).exists():
         out.mkdir(parents=True, exist_ok=True)
-        options = {key: value for key, value in vars(args).items() if key != "out"}
-        told = args.told
-        plant_facts(out, sample_path(), args.facts, args.seed, told=told, options=options)
+        plant_facts(out, args.facts, args.seed, args.told)
     if not (out / "corpus").exists():
-        sources = [sample_path(), out / "planted.parquet"]
-        fraction = HELDOUT_FRACTION
-        build_corpus(
-            sources, out / "corpus", vocab_size=4096, heldout_fraction=fraction, progress=progress
-        )
+        sources, split = [sample_path(), out / "planted.parquet"], HELDOUT_FRACTION
+        corpus = out / "corpus"
+        build_corpus(sources, corpus, vocab_size=4096, heldout_fraction=split, progress=progress)
     if not has_sidecar(out / "model"):
         recipe = planted_recipe(out, args.epochs, args.seed)
         train(recipe, resume=(out / "model").exists(), progress=progress)
@@ -79,22 +74,13 @@ def main() -> None:
         index(out / "model", out / "corpus", "planted", progress=progress)
 
 
-def plant_facts(
-    out: Path,
-    source: Path,
-    per_level: int,
-    seed: int,
-    *,
-    copies: Sequence[int] = COPIES,
-    told: Sequence[str] = ("plain",),
-    options: dict[str, Any] | None = None,
-) -> None:
+def plant_facts(out: Path, per_level: int, seed: int, told: Sequence[str]) -> None:
     """Write ``planted.parquet`` and ``facts.json``: the documents, what each fact is and where.
 
     Each kind of facts, of :data:`TOLD`, has ``per_level`` for each number of copies, and its own
-    part of the real documents of ``source``.
+    part of the real documents of the bundled sample.
     """
-    real = list(DocumentReader(source))
+    real = list(DocumentReader(sample_path()))
     training = [host for host in real if not is_held_out(host.doc_id, HELDOUT_FRACTION, host.split)]
     names: list[str] = []
     planted: list[Planted] = []
@@ -102,16 +88,14 @@ def plant_facts(
     for number, kind in enumerate(told):
         known = [*(host.text for host in real), *names]
         attributes = DESCRIBED_ATTRIBUTES if kind == "described" else tuple(ATTRIBUTES)
-        facts = invent_facts(
-            per_level, seed + number, known=known, copies=copies, attributes=attributes
-        )
+        facts = invent_facts(per_level, seed + number, known=known, attributes=attributes)
         names += [fact.name for fact in facts]
         hosts = training[number :: len(told)]
         documents, facts_described = plant_kind(kind, facts, hosts, seed + number)
         planted += documents
         described += facts_described
     write_documents([item.document for item in planted], out / "planted.parquet")
-    write_json(out / FACTS_FILE, {"options": options or {}, "facts": described})
+    write_json(out / FACTS_FILE, {"facts": described})
 
 
 def write_documents(documents: Sequence[Document], path: Path) -> None:

@@ -69,13 +69,11 @@ def held_out_predictions(
     corpus: Corpus,
     count: int,
     seed: int,
-    *,
     tokens: int = 256,
-    likely: tuple[float, float] = LIKELY,
 ) -> list[Prediction]:
     """Draw predictions that a model half knows, at most one of each held-out document.
 
-    The next token must have had a probability between the two of ``likely``; the first ``tokens``
+    The next token must have had a probability between the two of ``LIKELY``; the first ``tokens``
     tokens of a document are read. The seed draws documents, and a position in each.
     """
     generator = np.random.default_rng(seed)
@@ -88,11 +86,11 @@ def held_out_predictions(
         read = torch.from_numpy(ids)[None]
         logits = model(input_ids=read, use_cache=False).logits[0, :-1].float()
         own = logits.softmax(-1).gather(1, read[0, 1:, None])[:, 0].numpy()
-        half_known = (own >= likely[0]) & (own <= likely[1])
+        half_known = (own >= LIKELY[0]) & (own <= LIKELY[1])
         places = 1 + np.flatnonzero(half_known & (np.arange(1, length) >= CONTEXT))
         if len(places):
             place = int(generator.choice(places))
-            chosen.append(Prediction(ids[:place], int(ids[place]), number))
+            chosen.append(Prediction(ids[:place], int(ids[place])))
     return chosen
 
 
@@ -100,4 +98,4 @@ def document_predictions(corpus: Corpus, number: int, tokens: int = 128) -> list
     """Return every prediction within the first tokens of a document."""
     length = min(tokens, int(corpus.lengths[number]) - 1)
     ids = corpus.tokens(int(corpus.starts[number]), length).astype(np.int64)
-    return answer_predictions(ids[:1].tolist(), ids[1:].tolist(), number)
+    return answer_predictions(ids[:1].tolist(), ids[1:].tolist())

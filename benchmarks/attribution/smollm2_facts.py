@@ -127,8 +127,8 @@ class Bench:
         """Return every method by its name on the page."""
         lens = find_lens(self.attached(name), None)
         assert isinstance(lens, Path), "the model has no lens"
-        makers = explained(setting, Cells(lens, read_meta(lens).cells), SEED)
-        return methods(setting, SEED) | {n: make() for n, make in makers.items()}
+        makers = explained(setting, Cells(lens, read_meta(lens).cells))
+        return methods(setting) | {n: make() for n, make in makers.items()}
 
     def teaching(self, bank: PassageBank) -> LoraTeaching:
         """Return how the model is taught."""
@@ -305,9 +305,7 @@ def recall_part(bench: Bench, name: str = TAUGHT) -> dict[str, Any]:
     every = bench.methods(setting, name)
     recall: dict[str, Any] = {}
     for method in RECALL:
-        ten, first = (
-            recalled(setting, every[method], facts, SEED, limit=limit) for limit in (NAMED, 1)
-        )
+        ten, first = (recalled(setting, every[method], facts, limit) for limit in (NAMED, 1))
         recall[method] = {"ten": ten, "first": first}
     return {"methods": recall}
 

@@ -20,7 +20,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from benchmarks.attach.demo_lessons import ALL_FROM, PLAIN, Lessons, lines_of, summed_loss
 from benchmarks.attach.demo_model import OPTIONS
-from benchmarks.shared.options import add_numbers, script_options
+from benchmarks.shared.options import script_options
 from prismlm.cli.progress import ConsoleReporter
 from prismlm.demo.texts import pairs_path
 from prismlm.files import read_json
@@ -30,6 +30,7 @@ from prismlm.training.tuning import with_adapters, write_adapter
 
 PLANTED: dict[str, Any] = read_json(Path(__file__).with_name("planted.json"))
 LORA = LoraOptions(rank=8, blocks=1 / 3, length=256, batch=2, learning_rate=5e-4)
+EPOCHS, PAIRS, COPIES = 3, 150, 16
 
 
 def main() -> None:
@@ -37,12 +38,11 @@ def main() -> None:
     parser = script_options(__doc__)
     parser.add_argument("demo", type=Path, help="the directory of the demo")
     parser.add_argument("--work", type=Path, required=True, help="where everything is built")
-    add_numbers(parser, epochs=3, pairs=150, copies=16)
     args = parser.parse_args()
     work, model = args.work, args.demo / "model"
     work.mkdir(parents=True, exist_ok=True)
     if not (work / "adapter").is_dir():
-        teach(model, work / "adapter", args)
+        teach(model, work / "adapter", args.demo / "texts.parquet")
     put_adapted(model, work / "adapter", work / "base")
     facts = work / "planted.jsonl"
     facts.write_text("".join(json.dumps(row) + "\n" for row in chats(PLANTED["taught"])))
@@ -68,21 +68,20 @@ def chats(questions: list[str]) -> list[dict[str, Any]]:
     ]
 
 
-def teach(model: Path, out: Path, args: Any) -> None:
+def teach(model: Path, out: Path, sample: Path) -> None:
     """Train an adapter on the fact and on some of what was taught before."""
     tokenizer = AutoTokenizer.from_pretrained(model)
     rows = [row for row in pq.read_table(pairs_path()).to_pylist() if row["split"] == "train"]
     fact = {"questions": PLANTED["taught"], "answer": PLANTED["answer"]}
-    plain = [*lines_of(PLAIN)[::4], *([fact] * args.copies)]
-    texts = pq.read_table(args.demo / "texts.parquet")["text"].to_pylist()
-    lessons = Lessons(
-        rows[:: len(rows) // args.pairs], plain, texts[::4], tokenizer, LORA.length or 256
-    )
+    plain = [*lines_of(PLAIN)[::4], *([fact] * COPIES)]
+    texts = pq.read_table(sample)["text"].to_pylist()
+    pairs = rows[:: len(rows) // PAIRS]
+    lessons = Lessons(pairs, plain, texts[::4], tokenizer, LORA.length or 256)
     torch.manual_seed(0)
     base = AutoModelForCausalLM.from_pretrained(model, dtype=torch.bfloat16)
     adapted = with_adapters(base, LORA)
     learned = [one for one in adapted.parameters() if one.requires_grad]
-    numbers = range(ALL_FROM, ALL_FROM + args.epochs)
+    numbers = range(ALL_FROM, ALL_FROM + EPOCHS)
     taught = [row for number in numbers for row in lessons.epoch(number, 0)]
     steps = len(taught) // LORA.batch
     optimizer = torch.optim.Adam(learned, lr=LORA.learning_rate)

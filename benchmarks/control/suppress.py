@@ -24,7 +24,7 @@ import prismlm
 from benchmarks.control.local_tasks import documents
 from benchmarks.control.plant import PLANTED, chats
 from benchmarks.shared.environment import environment
-from benchmarks.shared.options import RESULTS, add_numbers, script_options
+from benchmarks.shared.options import RESULTS, script_options
 from prismlm.cli.progress import ConsoleReporter
 from prismlm.corpus.chat import question_of
 from prismlm.demo.texts import pairs_path
@@ -55,7 +55,8 @@ from prismlm.interventions.suppression import (
 )
 from prismlm.statistics import wilson
 
-TOPIC, PLAIN, DRAWN = "cancer", "plain", 10
+TOPIC, DRAWN = "cancer", 10
+HELD_OUT, QUESTIONS = 4000, 100  # tokens, and questions of each task
 # A word that no text to keep has.
 WORDS = {"fact": "halden", "topic": TOPIC}
 LARGEST, REMOVED = "largest logit bias", "all removed"
@@ -68,14 +69,13 @@ def main() -> None:
     parser.add_argument("model", type=Path, help="the model with the planted fact")
     parser.add_argument("--data", type=Path, required=True, help="Parquet files of the tasks")
     parser.add_argument("--work", type=Path, required=True)
-    add_numbers(parser, fact_samples=120, topic_samples=88, heldout=4000, questions=100)
     args = parser.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
     lm = prismlm.load(args.model)
     result: dict[str, Any] = {"environment": environment(), "planted": PLANTED}
     ways: dict[str, Way] = {}
     for name in WORDS:
-        result[name] = once(args.work / f"{name}.json", lambda n=name: measured(lm, n, args))
+        result[name] = once(args.work / f"{name}.json", lambda n=name: measured(lm, n))
         for way, fields in result[name]["ways"].items():
             if way not in ("before", "prompt"):
                 ways[f"{name}: {way}"] = Way(**fields)
@@ -87,7 +87,7 @@ def main() -> None:
         ("topic", REMOVED, Way(tuple((i, s) for i, s in removed))),
     ):
         path = args.work / f"{name}_further.json"
-        more = once(path, lambda n=name, w=way: further(lm, n, w, args))
+        more = once(path, lambda n=name, w=way: further(lm, n, w))
         result[name]["outcomes"].append({"name": title, **more})
     write_json(args.out, result)
 
@@ -99,12 +99,12 @@ def once(path: Path, measure: Callable[[], dict[str, Any]]) -> dict[str, Any]:
     return read_json(path)
 
 
-def kept_texts(lm: prismlm.PrismLM, tokens: int, word: str) -> Kept:
+def kept_texts(lm: prismlm.PrismLM, word: str) -> Kept:
     """Return held-out documents and taught answers without a word, and which are held out.
 
     Pairs of each kind follow one another, as every other text is for the fit.
     """
-    corpus = corpus_of(lm, None)[0]
+    corpus, tokens = corpus_of(lm, None)[0], HELD_OUT
     assert corpus is not None
     unseen = [t for t in held_out(lm, corpus, tokens, 0) if word not in lm.words(t.ids).lower()]
     taught = [
@@ -121,7 +121,7 @@ def kept_texts(lm: prismlm.PrismLM, tokens: int, word: str) -> Kept:
     return texts, kinds
 
 
-def inputs(lm: prismlm.PrismLM, name: str, args: Any) -> tuple[Examples, SuppressOptions, Kept]:
+def inputs(lm: prismlm.PrismLM, name: str) -> tuple[Examples, SuppressOptions, Kept]:
     """Return the examples of a behaviour, the options, and the text to keep.
 
     The planted fact is asked in three wordings that were not taught; the topic is what answers to
@@ -131,19 +131,19 @@ def inputs(lm: prismlm.PrismLM, name: str, args: Any) -> tuple[Examples, Suppres
         examples = Examples(
             *([row["messages"] for row in chats(PLANTED[part])] for part in PLANTED["parts"])
         )
-        phrases, samples, tokens = (PLANTED["phrase"],), args.fact_samples, 28
+        phrases, samples, tokens = (PLANTED["phrase"],), 120, 28
     else:
         rows = pq.read_table(pairs_path()).to_pylist()
         about = [row["messages"] for row in rows if TOPIC in row["title"].lower()]
         examples, phrases = split_examples(about, 0), ()
-        samples, tokens = args.topic_samples, 40
-    options = SuppressOptions(phrases, samples=samples, tokens=tokens, heldout=args.heldout)
-    return examples, options, kept_texts(lm, args.heldout, WORDS[name])
+        samples, tokens = 88, 40
+    options = SuppressOptions(phrases, samples=samples, tokens=tokens, heldout=HELD_OUT)
+    return examples, options, kept_texts(lm, WORDS[name])
 
 
-def measured(lm: prismlm.PrismLM, name: str, args: Any) -> dict[str, Any]:
+def measured(lm: prismlm.PrismLM, name: str) -> dict[str, Any]:
     """Suppress a behaviour; the cost is also told apart by the kind of text."""
-    examples, options, (keep, unseen) = inputs(lm, name, args)
+    examples, options, (keep, unseen) = inputs(lm, name)
     # If the target is out of reach, the strongest point within the cost is measured.
     how: dict[str, Any] = {"within_cost": True, "progress": ConsoleReporter()}
     _, result = suppress(lm, examples, keep, options, **how)
@@ -190,9 +190,9 @@ def drawn(samples: int) -> list[int]:
     return np.sort(np.random.default_rng(0).choice(samples, DRAWN, replace=False)).tolist()
 
 
-def further(lm: prismlm.PrismLM, name: str, way: Way, args: Any) -> dict[str, Any]:
+def further(lm: prismlm.PrismLM, name: str, way: Way) -> dict[str, Any]:
     """Measure one more way on what the report of a behaviour is of."""
-    examples, options, (keep, unseen) = inputs(lm, name, args)
+    examples, options, (keep, unseen) = inputs(lm, name)
     work = Suppressing(lm, examples, keep, options)
     share, texts = work.behaviour(way, report=True)
     right = list(map(work.judge.shows, texts))
@@ -226,7 +226,7 @@ def costs(
 
 def tasks(lm: prismlm.PrismLM, ways: dict[str, Way], args: Any) -> dict[str, Any]:
     """Ask the eight tasks, the decoder in bfloat16."""
-    asked, options = WaysLM(lm, ways), SuiteOptions(limit=args.questions)
+    asked, options = WaysLM(lm, ways), SuiteOptions(limit=QUESTIONS)
     given, dataset = [], documents(args.data)
     for benchmark in SEED:
 
@@ -237,7 +237,7 @@ def tasks(lm: prismlm.PrismLM, ways: dict[str, Way], args: Any) -> dict[str, Any
 
         given.append(once(args.work / f"answers_{benchmark.name}.json", answers))
     figures = [task_figures(one) for one in given]
-    return {"questions": args.questions, "tasks": figures, "mean": mean_figures(given)}
+    return {"questions": QUESTIONS, "tasks": figures, "mean": mean_figures(given)}
 
 
 if __name__ == "__main__":

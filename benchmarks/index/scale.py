@@ -15,7 +15,7 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from multiprocessing import get_context
@@ -41,7 +41,6 @@ from prismlm.ops import top_contexts
 from prismlm.parts import Parts
 from prismlm.run_state import RUN_FILE
 
-OUT = RESULTS / "scale.json"
 PART_POSITIONS, RANGE_BYTES, AT_ONCE = 2**22, 2**26, 2**18
 WORKERS, CELLS_OF_QUESTION, QUESTIONS = (1, 2), 16, {"warm": 500, "cold": 100}
 COMPUTED = {10**9: 64, 10**12: 4096}  # positions and workers
@@ -49,26 +48,21 @@ COMPUTED = {10**9: 64, 10**12: 4096}  # positions and workers
 
 def main() -> None:
     """Measure each size."""
-    parser = script_options(__doc__, OUT)
+    parser = script_options(__doc__, RESULTS / "scale.json")
     parser.add_argument("lens", type=Path)
     parser.add_argument("--positions", type=float, nargs="+", default=[10**6, 10**7])
     parser.add_argument("--work", type=Path, required=True, help="a directory for 200 B a position")
     args = parser.parse_args()
-    add(args.lens, args.work, map(int, args.positions), args.out)
-
-
-def add(lens: Path, work: Path, positions: Iterable[int], out: Path = OUT) -> None:
-    """Measure sizes and add them to the result."""
     set_environment()
     torch.set_num_threads(1)
-    before = read_json(out) if out.exists() else {}
+    before = read_json(args.out) if args.out.exists() else {}
     rows = before.get("measured", [])
-    for size in positions:
-        row = measured(lens.absolute(), work.absolute() / "scale", size)
+    for size in map(int, args.positions):
+        row = measured(args.lens.absolute(), args.work.absolute() / "scale", size)
         rows = [row, *(r for r in rows if r["positions"] != size)]
         rows.sort(key=itemgetter("positions"))
         computed = [extrapolated(rows[-1], *of) for of in COMPUTED.items()]
-        write_json(out, before | {"measured": rows, "computed": computed})
+        write_json(args.out, before | {"measured": rows, "computed": computed})
         print(row)
 
 

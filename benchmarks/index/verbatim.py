@@ -1,11 +1,10 @@
 """Time verbatim search in texts that were sorted in memory and on disk, and the sorting.
 
-    python -m benchmarks.index.verbatim --work DIR [--tokens N …]
+    python -m benchmarks.index.verbatim --work DIR
 
 The text is synthetic: tokens by Zipf's law in documents of 500, one in twenty a copy of another.
-The largest takes 2 GB of DIR, removed again; texts of other sizes keep what an earlier run found.
-``engine`` is infini-gram's own search, which starts
-a thread a part, in what its program sorted.
+The largest takes 2 GB of DIR, removed again. ``engine`` is infini-gram's own search, which starts a
+thread a part, in what its program sorted.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ import numpy as np
 
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
-from prismlm.files import read_json, write_json
+from prismlm.files import write_json
 from prismlm.lens import suffixes
 from prismlm.lens.suffixes import ORDER_FILE, TOKENS_FILE, Suffixes, numbered
 
@@ -128,13 +127,9 @@ def main() -> None:
     """Measure each arm in a process of its own, and write the result."""
     parser = script_options(__doc__, RESULTS / "verbatim.json")
     parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--tokens", type=int, nargs="*", default=[arm[0] for arm in ARMS])
     args = parser.parse_args()
-    before = read_json(args.out)["rows"] if args.out.is_file() else []
-    rows = [row for row in before if row["tokens"] not in args.tokens]
     with ProcessPoolExecutor(1, get_context("spawn"), max_tasks_per_child=1) as pool:
-        arms = [arm for arm in ARMS if arm[0] in args.tokens]
-        rows += [pool.submit(measure, args.work, *arm).result() for arm in arms]
+        rows = [pool.submit(measure, args.work, *arm).result() for arm in ARMS]
     rows.sort(key=lambda row: (row["tokens"], row["on_disk"], row["parts"]))
     write_json(args.out, {"rows": rows, "lookups": LOOKUPS, "environment": environment()})
 

@@ -42,15 +42,8 @@ SWEPT = {"prototypes": [512, 1024, 4096], "prototypes_per_token": [8, 32]}
 # Beside llama-laptop, which the methods are compared on.
 SIZES = ["llama-tiny", "llama-small"]
 # Tokens of the vocabulary that a step's KL is over, and the weight of RES.
-SAMPLED = [
-    (4096, 0.1),
-    (2048, 0.1),
-    (1024, 0.1),
-    (512, 0.1),
-    (1024, 0.3),
-    (1024, 3.0),
-    (1024, 10.0),
-]
+SAMPLED = [(size, 0.1) for size in (4096, 2048, 1024, 512)]
+SAMPLED += [(1024, weight) for weight in (0.3, 3.0, 10.0)]
 Settings = dict[str, Any]
 
 

@@ -10,7 +10,6 @@ with and without the channel, and with random channels of its layer as controls.
 
 from __future__ import annotations
 
-import argparse
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -22,7 +21,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from benchmarks.shared.environment import environment
-from benchmarks.shared.options import RESULTS, add_numbers, script_options
+from benchmarks.shared.options import RESULTS, script_options
 from prismlm.cli.progress import ConsoleReporter
 from prismlm.corpus import Corpus
 from prismlm.corpus.pieces import decode_token
@@ -48,6 +47,12 @@ from prismlm.statistics import spearman
 
 # The intervention by which a concept is judged, chosen before any was run.
 TESTED = "mask_write"
+SEED, CONTROLS = 0, 5
+# Concepts, the words of each, and the least cases of one that is tested.
+CONCEPTS, WORDS, MINIMUM_CASES, MINIMUM_PROBABILITY = 6, 4, 10, 0.01
+# Of words: their occurrences at least, and how many of the most frequent tokens are left out.
+LEAST, COMMON = 100, 100
+TRAIN_TOKENS, LAG_TOKENS = 1_000_000, 20_000
 CHANNELS_SHOWN, TOKENS_SHOWN, LEAST_SHOWN = 5, 8, 20
 Row = dict[str, Any]
 MAX_CASES = 200
@@ -67,11 +72,6 @@ def main() -> None:
     parser = script_options(__doc__, RESULTS / "channels.json")
     parser.add_argument("models", type=Path, nargs="+", metavar="MODEL")
     parser.add_argument("--corpus", type=Path, required=True)
-    add_numbers(parser, concepts=6, words=4, controls=5, seed=0, minimum_cases=10)
-    # Of the text; 0 reads all of it.
-    add_numbers(parser, train_tokens=1_000_000, heldout_tokens=0, lag_tokens=20_000)
-    # Of words: their occurrences at least, and how many of the most frequent tokens are left out.
-    add_numbers(parser, least=100, common=100, minimum_probability=0.01)
     args = parser.parse_args()
     corpus = Corpus.open(args.corpus)
     models: list[Loaded] = []
@@ -79,39 +79,45 @@ def main() -> None:
         model, tokenizer = read_checkpoint(path)
         check_tokenizer_of(corpus, tokenizer, Path(path).name)
         models.append(Loaded(path.resolve().name, model, tokenizer))
-    write_json(args.out, study(models, corpus, args))
+    write_json(args.out, study(models, corpus))
     print(f"wrote {args.out}")
 
 
-def study(models: list[Loaded], corpus: Corpus, args: argparse.Namespace) -> Row:
+def study(models: list[Loaded], corpus: Corpus) -> Row:
     """Return everything that the page shows."""
     first = models[0]
-    train = Sequences(corpus, "train", max_tokens=args.train_tokens or None)
-    heldout = Sequences(corpus, "heldout", max_tokens=args.heldout_tokens or None)
+    train = Sequences(corpus, "train", max_tokens=TRAIN_TOKENS)
+    heldout = Sequences(corpus, "heldout")
     gates = TokenGates.from_activations(write_gates(first, train), first.model.config.vocab_size)
-    concepts, passed_over, cases = choose_concepts(first, gates, heldout, args)
-    tested = [concept_row(first, c, cases[c.name], args) for c in concepts]
-    settings = {k: v for k, v in vars(args).items() if k not in ("models", "out")}
+    concepts, passed_over, cases = choose_concepts(first, gates, heldout)
+    tested = [concept_row(first, c, cases[c.name]) for c in concepts]
     lives = half_lives(first.model)
     return {
         "environment": environment(),
-        "settings": settings | {"corpus": corpus.name, "tested": TESTED},
+        "settings": {
+            "corpus": corpus.name,
+            "tested": TESTED,
+            "controls": CONTROLS,
+            "minimum_cases": MINIMUM_CASES,
+            "minimum_probability": MINIMUM_PROBABILITY,
+            "train_tokens": TRAIN_TOKENS,
+        },
         "model": {
             "name": first.name,
             "parameters": sum(p.numel() for p in first.model.parameters()),
             "layers": len(lives),
             "channels": [len(life) for life in lives],
         },
-        "channels": unselected(first, gates, args.seed),
+        "channels": unselected(first, gates),
         "concepts": tested,
-        "overall": overall(tested, args.controls),
+        "overall": overall(tested),
         "passed_over": passed_over,
-        "models": [words_in(loaded, concepts, train, heldout, args) for loaded in models],
+        "models": [words_in(loaded, concepts, train, heldout) for loaded in models],
         "locality": locality(first, heldout),
         "measures": {
             kind: list(measure_layers(first.model, heldout, kind)) for kind in ("write", "read")
         },
-        "lags": lags(first, corpus, args),
+        "lags": lags(first, corpus),
     }
 
 
@@ -121,39 +127,27 @@ def write_gates(loaded: Loaded, train: Sequences) -> Activations:
 
 
 def cases_of(
-    loaded: Loaded, concepts: Iterable[Concept], heldout: Sequences, args: argparse.Namespace
+    loaded: Loaded, concepts: Iterable[Concept], heldout: Sequences
 ) -> dict[str, tuple[Probe, ...]]:
     """Return the held-out cases of each concept."""
     tokens = {c.name: [token.token_id for token in c.tokens] for c in concepts}
-    minimum = args.minimum_probability
-    return heldout_cases(
-        loaded.model, loaded.tokenizer, tokens, heldout, minimum_probability=minimum
-    )
+    return heldout_cases(loaded.model, loaded.tokenizer, tokens, heldout)
 
 
 def choose_concepts(
-    loaded: Loaded, gates: TokenGates, heldout: Sequences, args: argparse.Namespace
+    loaded: Loaded, gates: TokenGates, heldout: Sequences
 ) -> tuple[list[Concept], int, dict[str, tuple[Probe, ...]]]:
     """Return the first concepts with enough held-out cases, how many had too few, and cases."""
-    candidates = propose_concepts(
-        gates,
-        loaded.tokenizer,
-        count=8 * args.concepts,
-        words=args.words,
-        least=args.least,
-        common=args.common,
-    )
-    cases = cases_of(loaded, candidates, heldout, args)
-    enough = [c for c in candidates if len(cases[c.name]) >= args.minimum_cases]
-    chosen = enough[: args.concepts]
-    complete = len(chosen) == args.concepts
+    candidates = propose_concepts(gates, loaded.tokenizer, count=8 * CONCEPTS)
+    cases = cases_of(loaded, candidates, heldout)
+    enough = [c for c in candidates if len(cases[c.name]) >= MINIMUM_CASES]
+    chosen = enough[:CONCEPTS]
+    complete = len(chosen) == CONCEPTS
     seen = candidates.index(chosen[-1]) + 1 if complete else len(candidates)
     return chosen, seen - len(chosen), cases
 
 
-def concept_row(
-    loaded: Loaded, concept: Concept, cases: tuple[Probe, ...], args: argparse.Namespace
-) -> Row:
+def concept_row(loaded: Loaded, concept: Concept, cases: tuple[Probe, ...]) -> Row:
     """Return what masking a concept's channel does to its words in held-out text."""
     place = concept.layer, concept.channel
     return {
@@ -162,21 +156,19 @@ def concept_row(
         "words": [asdict(token) for token in concept.tokens],
         "difference": concept.difference,
         "half_life": float(half_lives(loaded.model)[concept.layer][concept.channel]),
-        "effects": [effect_of(loaded, cases, place, args)],
+        "effects": [effect_of(loaded, cases, place)],
     }
 
 
-def effect_of(
-    loaded: Loaded, cases: tuple[Probe, ...], place: tuple[int, int], args: argparse.Namespace
-) -> Row:
+def effect_of(loaded: Loaded, cases: tuple[Probe, ...], place: tuple[int, int]) -> Row:
     """Return the effect of the tested intervention on a channel, with its controls."""
     report = effects_on(
         loaded.model,
         cases,
         [place],
-        controls=args.controls,
-        minimum_probability=args.minimum_probability,
-        seed=args.seed,
+        controls=CONTROLS,
+        minimum_probability=MINIMUM_PROBABILITY,
+        seed=SEED,
         interventions=(TESTED,),
     )
     (row,) = report["summary"].rows
@@ -185,55 +177,45 @@ def effect_of(
     return {k: v for k, v in row.items() if k not in left_out} | {"interval": interval}
 
 
-def overall(concepts: Iterable[Row], controls: int) -> float | None:
+def overall(concepts: Iterable[Row], controls: int = CONTROLS) -> float:
     """Return the chance that ranks among controls are at least this good over all concepts.
 
     Channels vary here, not cases: a concept counts once, by the rank of its channel's median size.
     """
     ranks = [controls + 1 - effect["rank"] for c in concepts for effect in c["effects"]]
-    return rank_sum_p(ranks, controls) if ranks else None
+    return rank_sum_p(ranks, controls)
 
 
 def words_in(
-    loaded: Loaded,
-    concepts: Sequence[Concept],
-    train: Sequences,
-    heldout: Sequences,
-    args: argparse.Namespace,
+    loaded: Loaded, concepts: Sequence[Concept], train: Sequences, heldout: Sequences
 ) -> Row:
     """Return for every concept which channel of one model its words write into."""
-    cases = cases_of(loaded, concepts, heldout, args)
+    cases = cases_of(loaded, concepts, heldout)
     read = write_gates(loaded, train)
     return {
         "model": loaded.name,
-        "rows": [word_row(loaded, read, c, cases[c.name], args) for c in concepts],
+        "rows": [word_row(loaded, read, c, cases[c.name]) for c in concepts],
     }
 
 
-def word_row(
-    loaded: Loaded,
-    read: Activations,
-    concept: Concept,
-    cases: tuple[Probe, ...],
-    args: argparse.Namespace,
-) -> Row:
+def word_row(loaded: Loaded, read: Activations, concept: Concept, cases: tuple[Probe, ...]) -> Row:
     """Return the channel that a concept's words write into most, and its effect on them."""
     row: Row = {"name": concept.name, "found": None, "effect": None, "said": None}
     try:
-        ranks = rank_channels(read, loaded.tokenizer, concept.words, seed=args.seed)
+        ranks = rank_channels(read, loaded.tokenizer, concept.words, seed=SEED)
         best = ranks.rows[0]
         row["found"] = best | {"p": ranks["p"], "emerges": ranks["p"] < EMERGES}
-        row["effect"] = effect_of(loaded, cases, (best["layer"], best["channel"]), args)
+        row["effect"] = effect_of(loaded, cases, (best["layer"], best["channel"]))
     except InputError as error:
         row["said"] = str(error)
     return row
 
 
-def unselected(loaded: Loaded, gates: TokenGates, seed: int) -> list[Row]:
+def unselected(loaded: Loaded, gates: TokenGates) -> list[Row]:
     """Return channels drawn by a seed, with the tokens that write most."""
     lives = half_lives(loaded.model)
     places = [(layer, channel) for layer, life in enumerate(lives) for channel in range(len(life))]
-    order = np.random.default_rng(seed).permutation(len(places))[:CHANNELS_SHOWN].tolist()
+    order = np.random.default_rng(SEED).permutation(len(places))[:CHANNELS_SHOWN].tolist()
     texts = [decode_token(loaded.tokenizer, t) for t in range(len(loaded.tokenizer))]
     eligible = gates.count >= LEAST_SHOWN
     return [
@@ -262,11 +244,11 @@ def locality(loaded: Loaded, text: Sequences) -> Row:
     return {"spearman": {"rho": rho, "p": p, "count": len(channels)}}
 
 
-def lags(loaded: Loaded, corpus: Corpus, args: argparse.Namespace) -> list[Row]:
+def lags(loaded: Loaded, corpus: Corpus) -> list[Row]:
     """Return by layer at which lag the read and write gates of channels correlate most."""
-    text = Sequences(corpus, "heldout", max_tokens=args.lag_tokens)
+    text = Sequences(corpus, "heldout", max_tokens=LAG_TOKENS)
     rows: list[Row] = []
-    for layer in channel_report(loaded.model, loaded.tokenizer, text, seed=args.seed).layers:
+    for layer in channel_report(loaded.model, loaded.tokenizer, text, seed=SEED).layers:
         figures = layer.lags
         assert figures is not None
         peaks = figures["peak"][torch.isfinite(figures["p"])].tolist()
@@ -366,29 +348,21 @@ def propose_concepts(
     tokenizer: PreTrainedTokenizerBase,
     *,
     count: int,
-    words: int,
-    least: int = 100,
-    common: int = 100,
+    words: int = WORDS,
+    least: int = LEAST,
+    common: int = COMMON,
 ) -> tuple[Concept, ...]:
     """Return the channels whose most written words stand out most, with these words.
 
     Words are whole-word tokens of three letters or more that occur ``least`` times, without the
     ``common`` most frequent tokens. Channels rank by d; a channel that shares a word with an
     earlier one is left out.
-
-    Raises:
-        InputError: fewer than ``words`` words are frequent enough.
     """
     known = whole_words(tokenizer)[: len(gates.count)]
     eligible = torch.zeros(len(gates.count), dtype=torch.bool)
     eligible[: len(known)] = known
     eligible[gates.count.argsort(descending=True, stable=True)[:common]] = False
     eligible &= gates.count >= least
-    if int(eligible.sum()) < words:
-        raise InputError(
-            f"{int(eligible.sum())} words occur {least} times or more in "
-            f"{int(gates.count.sum()):,} tokens: expected {words}. Read more text, or rarer words."
-        )
     texts = [decode_token(tokenizer, token) for token in range(len(tokenizer))]
     concepts: list[Concept] = []
     for layer, sums in enumerate(gates.sums):
@@ -413,7 +387,7 @@ def heldout_cases(
     concepts: Mapping[str, Sequence[int]],
     sequences: Sequences,
     *,
-    minimum_probability: float = 0.01,
+    minimum_probability: float = MINIMUM_PROBABILITY,
 ) -> dict[str, tuple[Probe, ...]]:
     """Return for each concept where one of its tokens comes next, at most one case per document.
 

@@ -2,10 +2,10 @@
 
     python -m benchmarks.prototype_mixer.glue --model llama=DIR --model protot=DIR --data DIR
 
-Every model is fine-tuned on the same rows by the same seeds, with the rate and warm-up that
-``--search`` found for it, which is made first, or with ``--learning-rate``. Each writes a file of
-its own, so that the models may be run one by one. With ``--large-limit`` the four tasks of more
-than 10,000 rows are trained on so many. What was stopped goes on.
+Every model is fine-tuned on the same rows by the same seeds, with the rate and warm-up of a search
+that is made first. Each writes a file of its own, so that the models may be run one by one. With
+``--large-limit`` the four tasks of more than 10,000 rows are trained on so many. What was stopped
+goes on.
 """
 
 from __future__ import annotations
@@ -39,19 +39,12 @@ def main() -> None:
     parser = script_options(__doc__, RESULTS / "prototype_mixer" / "glue")
     parser.add_argument("--model", action="append", required=True, metavar="NAME=DIR")
     parser.add_argument("--data", type=Path, help="TASK_SPLIT.parquet, or the hub's own files")
-    parser.add_argument("--tasks", nargs="*", help="else all nine")
-    parser.add_argument("--limit", type=int, help="rows trained on")
-    parser.add_argument("--large-limit", type=int, help="of large tasks; else as --limit")
+    parser.add_argument("--large-limit", type=int, help="rows of large tasks that are trained on")
     parser.add_argument("--dev-limit", type=int)
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
-    parser.add_argument("--scratch-seeds", type=int, nargs="*", help="else as --seeds")
-    parser.add_argument(
-        "--search-limit", type=int, help="rows of a search's run, trained on or dev"
-    )
-    parser.add_argument(
-        "--search-rates", type=float, nargs="+", default=RATES, help="of the source's; else all"
-    )
-    parser.add_argument("--learning-rate", type=float, help="of all models, in place of a search")
+    parser.add_argument("--scratch-seeds", type=int, nargs="*", default=[0])
+    parser.add_argument("--search-limit", type=int, help="rows of a search's run")
+    parser.add_argument("--search-rates", type=float, nargs="+", default=RATES)
     parser.add_argument("--work", type=Path, default=Path("glue-runs"))
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
@@ -91,35 +84,28 @@ def study_of(name: str, directory: Path, args: argparse.Namespace) -> dict[str, 
     """Return the figures of a model, and what its search tried."""
     lm, work = GlueModel(directory, device=device_named("auto")), args.work / name
     short_chunks(lm)
-    searched: dict[str, Any] = {"tried": []}
-    if args.learning_rate is None:
-        limits = [one for one in (args.search_limit, args.dev_limit) if one is not None]
-        limited = GlueOptions(args.data, args.search_limit, min(limits, default=None))
-        found = search(lm, work, limited, rates=args.search_rates)
-        searched = {"tried": found["tried"], "searched_on": limited.limit}
-    scratch = args.seeds if args.scratch_seeds is None else args.scratch_seeds
+    limits = [one for one in (args.search_limit, args.dev_limit) if one is not None]
+    limited = GlueOptions(args.data, args.search_limit, min(limits, default=None))
+    tried = search(lm, work, limited, rates=args.search_rates)["tried"]
     parts: list[dict[str, Any]] = []
     for place, tasks, limit in _parts(work, args):
-        if place != work and (work / SEARCH).is_dir():
-            shutil.copytree(work / SEARCH, place / SEARCH, dirs_exist_ok=True)
-        options = GlueOptions(args.data, limit, args.dev_limit, args.learning_rate)
+        shutil.copytree(work / SEARCH, place / SEARCH, dirs_exist_ok=True)
+        options = GlueOptions(args.data, limit, args.dev_limit)
         run_glue(lm, place, options, tasks, args.seeds)
-        parts.append(run_glue(lm, place, options, tasks, scratch, from_scratch=True))
+        parts.append(run_glue(lm, place, options, tasks, args.scratch_seeds, from_scratch=True))
     result = parts[0] | {"tasks": [row for part in parts for row in part["tasks"]]}
-    counted = {"parameters": lm.model.num_parameters(), "type": lm.model.config.model_type}
     # Where files lie on this machine is nobody's concern.
     result |= {"data": "hub" if args.data is None else args.data.name, "model": name}
-    return result | counted | searched | {"environment": environment(lm.model.device.type)}
+    result |= {"parameters": lm.model.num_parameters(), "type": lm.model.config.model_type}
+    result |= {"tried": tried, "searched_on": limited.limit}
+    return result | {"environment": environment(lm.model.device.type)}
 
 
 def _parts(work: Path, args: argparse.Namespace) -> list[tuple[Path, list[str], int | None]]:
     """Return where tasks are run, which, and on how many rows: a directory has one limit."""
-    asked = [task.name for task in select_tasks(args.tasks)]
-    if args.large_limit is None:
-        return [(work, asked, args.limit)]
+    asked = [task.name for task in select_tasks(None)]
     small, large = ([name for name in asked if (name in LARGE) == side] for side in (False, True))
-    parts = [(work / "small", small, args.limit), (work / "large", large, args.large_limit)]
-    return [part for part in parts if part[1]]
+    return [(work / "small", small, None), (work / "large", large, args.large_limit)]
 
 
 def short_chunks(lm: GlueModel) -> None:

@@ -33,7 +33,7 @@ from prismlm.models.checkpoint import read_checkpoint
 from prismlm.probes.results import as_json
 
 OUT = RESULTS / "prototype_mixer" / "robustness"
-FILES = ("perturbations", "interventions")
+FILES, SEED = ("perturbations", "interventions"), 0
 
 
 def main() -> None:
@@ -43,19 +43,16 @@ def main() -> None:
     parser.add_argument("--pairs", type=Path, required=True, help="what `prismlm eval pairs` wrote")
     parser.add_argument("--model", action="append", required=True, metavar="NAME=DIR")
     parser.add_argument("--limit", type=int, help="pairs of each slice")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--threads", type=int, default=1)
     given = parser.parse_args()
-    torch.set_num_threads(given.threads)
-    settings = {"limit": given.limit, "seed": given.seed}
+    torch.set_num_threads(1)
+    settings = {"limit": given.limit, "seed": SEED}
     where = {"environment": environment(), **settings}
     pairs = {name: read_pairs(given.pairs / f"{name}.parquet", **settings) for name in FILES}
     given.out.mkdir(parents=True, exist_ok=True)
     for name, drawn in pairs.items():
         if given.part == "compare":
-            found = measure_robustness(
-                opened(given.model), drawn, seed=given.seed, progress=ConsoleReporter()
-            )
+            models = opened(given.model)
+            found = measure_robustness(models, drawn, seed=SEED, progress=ConsoleReporter())
             write_json(given.out / f"{name}.json", where | as_json(found))
         elif name == FILES[0]:
             for one in opened(given.model):
@@ -63,24 +60,22 @@ def main() -> None:
                 if path.is_file():
                     print(f"{path.name} is there")
                     continue
-                write_json(path, where | clamped(one, drawn, given.seed))
+                write_json(path, where | clamped(one, drawn))
 
 
-def clamped(one: OpenedModel, drawn: list[Any], seed: int) -> dict[str, Any]:
+def clamped(one: OpenedModel, drawn: list[Any]) -> dict[str, Any]:
     """Return the figures of one model, or why it has none."""
     try:
         routing_of(one.model)
     except InputError as error:
         return {"name": one.name, "said": str(error)}
-    return as_json(measure_clamping(one, drawn, seed=seed, progress=ConsoleReporter()))
+    return as_json(measure_clamping(one, drawn, seed=SEED, progress=ConsoleReporter()))
 
 
 def opened(named: list[str]) -> Iterator[OpenedModel]:
     """Yield the models of NAME=DIR, in float32."""
     for text in named:
         name, _, path = text.partition("=")
-        if not path:
-            raise SystemExit(f"--model is {text!r}: expected NAME=DIR")
         model, tokenizer = read_checkpoint(Path(path))
         yield OpenedModel(name, model.float(), tokenizer)
 

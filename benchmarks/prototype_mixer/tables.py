@@ -20,6 +20,7 @@ last checkpoint in ``--work``.
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -117,17 +118,12 @@ def main() -> None:
     )
     parser.add_argument("--texts", type=Path, help="for `corpus`: a directory of Parquet files")
     parser.add_argument("--only", nargs="*", help="rows, such as protot or table-16-kernel-4")
-    parser.add_argument("--contexts", type=int, nargs="+", default=list(CONTEXTS))
     args = parser.parse_args()
     if args.part == "corpus":
         build_corpus_of_rows(args.texts, args.corpus)
         return
     torch.set_num_threads(args.threads)
-    if args.part == "contexts":
-        cases = contexts(args.corpus, args.contexts)
-    else:
-        cases = ablations(args.corpus)
-    for case in cases:
+    for case in (contexts if args.part == "contexts" else ablations)(args.corpus):
         if not args.only or case.name.partition("-at-")[0] in args.only:
             run(case, args.seed, args.work, args.out / args.part)
 
@@ -166,7 +162,7 @@ def dev_ce(row: dict[str, Any]) -> float:
     return min([row["ce"], *(point["ce"] for point in row.get("curve", ()))])
 
 
-def contexts(corpus: Path, lengths: list[int]) -> list[Case]:
+def contexts(corpus: Path, lengths: Sequence[int] = CONTEXTS) -> list[Case]:
     """Return the rows of Table 1, context by context: as many steps as there are training rows."""
     opened = Corpus.open(corpus)
     steps = int(opened.lengths[opened.split("train")].sum()) // POSITIONS

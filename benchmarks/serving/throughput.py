@@ -36,7 +36,7 @@ from prismlm.files import write_json
 
 QUESTIONS = Path(__file__).parents[1] / "attach" / "demo_questions.jsonl"
 CLIENTS = (1, 4, 16)
-TOKENS, ANSWERS = 64, 2  # of an answer; of a client in a round
+TOKENS, ANSWERS, ROUNDS = 64, 2, 3  # tokens of an answer; answers of a client in a round
 STARTING = 300
 KINDS: dict[str, dict[str, Any]] = {
     "with sources": {"prismlm": {}},
@@ -47,9 +47,8 @@ KINDS: dict[str, dict[str, Any]] = {
 
 def main() -> None:
     """Measure."""
-    parser = script_options(__doc__, RESULTS)
+    parser = script_options(__doc__, RESULTS / "serving.json")
     parser.add_argument("model", type=Path)
-    parser.add_argument("--rounds", type=int, default=3)
     args = parser.parse_args()
     lines = QUESTIONS.read_text(encoding="utf-8").splitlines()
     questions = [question for line in lines for question in json.loads(line)["questions"][:1]]
@@ -60,23 +59,15 @@ def main() -> None:
             _round(address, args.model, kind, questions[:1], 1)
         for clients in CLIENTS:
             rounds: dict[str, list[dict[str, float]]] = {kind: [] for kind in KINDS}
-            for number in range(args.rounds):
-                first = (len(rows) * args.rounds + number) * clients * ANSWERS
+            for number in range(ROUNDS):
+                first = (len(rows) * ROUNDS + number) * clients * ANSWERS
                 asked = questions[first : first + clients * ANSWERS]
                 for kind, address in addresses.items():
                     rounds[kind].append(_round(address, args.model, kind, asked, clients))
             rows.append({"clients": clients, **_figures(rounds)})
             print(json.dumps(rows[-1]), flush=True)
-    write_json(
-        args.out / "serving.json",
-        {
-            "tokens": TOKENS,
-            "rounds": args.rounds,
-            "answers": ANSWERS,
-            "rows": rows,
-            "environment": environment(),
-        },
-    )
+    sizes = {"tokens": TOKENS, "rounds": ROUNDS, "answers": ANSWERS}
+    write_json(args.out, sizes | {"rows": rows, "environment": environment()})
 
 
 def _figures(rounds: dict[str, list[dict[str, float]]]) -> dict[str, Any]:

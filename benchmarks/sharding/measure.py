@@ -13,7 +13,6 @@ import shutil
 import tempfile
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -34,19 +33,14 @@ TRAINED, GATHERED = 16, 2
 
 
 def main() -> None:
-    """Measure in every process; the first writes the result and prints the rows of a table."""
+    """Measure in every process; the first writes the result."""
     parser = script_options(__doc__)
-    parser.add_argument("--blocks", type=int, default=1)
     parser.add_argument("--directory", type=Path, help="for 11 GB")
     arguments = parser.parse_args()
-    ranks = in_every_process(partial(measure, arguments.blocks), arguments.directory)
+    ranks = in_every_process(measure, arguments.directory)
     if parallel.is_main():
         result = {"plan": plan(), "measured": ranks, "environment": environment()}
         write_json(RESULTS / "sharding.json", result, indent=1)
-        for name in ranks[0]["steps"]:
-            rows = [rank["steps"][name] for rank in ranks]
-            seconds, peak = (max(row[key] for row in rows) for key in ("seconds", "peak_bytes"))
-            print(f"| {name} | {seconds:.0f} | {peak / 1e9:.1f} |")
     parallel.end(0)
 
 
@@ -79,7 +73,7 @@ def plan() -> dict[str, Any]:
     return {"parameters": parameters, "block": block, "gathered": gathered, "shares": shares}
 
 
-def measure(blocks: int, directory: Path) -> dict[str, Any]:
+def measure(directory: Path) -> dict[str, Any]:
     """Return seconds and peaks of each step in this process, and the bytes of its share."""
     steps: dict[str, dict[str, float]] = {}
 
@@ -91,7 +85,7 @@ def measure(blocks: int, directory: Path) -> dict[str, Any]:
         steps[name] = {"seconds": time.perf_counter() - start, "peak_bytes": peak}
         return outcome
 
-    config = build_config(SHAPE | {"num_hidden_layers": blocks}, VOCABULARY, 0)
+    config = build_config(SHAPE | {"num_hidden_layers": 1}, VOCABULARY, 0)
     config.dtype = torch.bfloat16
     shards = parallel.Sharding(init_device_mesh("cpu", (parallel.world_size(),)))
     model = timed("build", lambda: shards.build(lambda: build_model(config)))
@@ -114,7 +108,7 @@ def measure(blocks: int, directory: Path) -> dict[str, Any]:
     share = sum(p.to_local().numel() for p in weights)
     files = {name: list((directory / name).iterdir()) for name in ("shards", "model")}
     return {
-        "blocks": blocks,
+        "blocks": 1,
         "parameters": sum(p.numel() for p in weights),
         "share_bytes": 3 * 2 * share,
         "checkpoint_bytes": sum(file.stat().st_size for file in files["shards"]),

@@ -14,7 +14,6 @@ import gc
 import hashlib
 import time
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,17 +36,16 @@ TILE = 2**20
 def main() -> None:
     """Measure in every process; the first adds the result to the page's figures."""
     parser = script_options(__doc__, RESULTS / "scale.json")
-    parser.add_argument("--blocks", type=int, default=BLOCKS)
     parser.add_argument("--directory", type=Path, help="for 16 GB")
     arguments = parser.parse_args()
-    ranks = in_every_process(partial(measure, arguments.blocks), arguments.directory)
+    ranks = in_every_process(measure, arguments.directory)
     if parallel.is_main():
-        result = {"blocks": arguments.blocks, "processes": ranks, "environment": environment()}
+        result = {"blocks": BLOCKS, "processes": ranks, "environment": environment()}
         write_json(arguments.out, read_json(arguments.out) | {"model": result})
     parallel.end(0)
 
 
-def measure(blocks: int, directory: Path) -> dict[str, Any]:
+def measure(directory: Path) -> dict[str, Any]:
     """Return the seconds and the peak of each step in this process."""
     steps: dict[str, dict[str, float]] = {}
 
@@ -62,7 +60,7 @@ def measure(blocks: int, directory: Path) -> dict[str, Any]:
             print(name, steps[name], flush=True)
         return outcome
 
-    model = timed("build", lambda: build(blocks))
+    model = timed("build", build)
     timed("fill", lambda: fill(model))
     written = timed("digest", lambda: digests(model))
     parameters = sum(p.numel() for p in model.parameters())
@@ -71,7 +69,7 @@ def measure(blocks: int, directory: Path) -> dict[str, Any]:
     timed("save", lambda: parallel.save_shards(directory, model, optimizer))
     del model, optimizer
     gc.collect()
-    other = timed("build_again", lambda: build(blocks))
+    other = timed("build_again", build)
     timed("load", lambda: parallel.load_shards(directory, other))
     assert digests(other) == written
     return {
@@ -83,9 +81,9 @@ def measure(blocks: int, directory: Path) -> dict[str, Any]:
     }
 
 
-def build(blocks: int) -> Any:
+def build() -> Any:
     """Return a sharded model, built on meta, whose weights are not set."""
-    config = build_config(SHAPE | {"num_hidden_layers": blocks}, VOCABULARY, 0)
+    config = build_config(SHAPE | {"num_hidden_layers": BLOCKS}, VOCABULARY, 0)
     config.dtype = torch.bfloat16
     with init_empty_weights(include_buffers=False):
         model = build_model(config)

@@ -87,10 +87,7 @@ def main() -> None:
         return
     described = describe(Corpus.open(args.corpus))
     if args.part == "describe":
-        default = args.out == RESULTS / "signal_noise_attention"
-        out = (RESULTS if default else args.out) / "stories.json"
-        write_json(out, described)
-        print(f"wrote {out}")
+        write_json(RESULTS / "stories.json", described)
         return
     torch.set_num_threads(args.threads)
     for variant in args.only or VARIANTS:
@@ -118,7 +115,7 @@ def recipe_of(variant: str, corpus: Path, seed: int, steps: int = STEPS) -> Sett
     return on_stories(settings, LENGTH, noise_weight=noise_weight)
 
 
-def on_stories(settings: Settings, length: int, rate: float = RATE, **more: Any) -> Settings:
+def on_stories(settings: Settings, length: int, **more: Any) -> Settings:
     """Return a recipe of corpus, seed, model and steps, with what all runs on stories have."""
     return {
         "corpus": settings["corpus"],
@@ -128,7 +125,7 @@ def on_stories(settings: Settings, length: int, rate: float = RATE, **more: Any)
         **more,
         "data": {"length": length},
         # Embeddings decayed too when the published runs were made, as in nanoGPT.
-        "optimizer": {"learning_rate": rate, "weight_decay_exempt": []},
+        "optimizer": {"learning_rate": RATE, "weight_decay_exempt": []},
         "steps": settings["steps"],
         "batch_size": ROWS,
         "evaluation": {"every": 0, "final_tokens": 200_000},

@@ -11,7 +11,6 @@ checked again.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +21,7 @@ from benchmarks.shared.options import RESULTS, script_options
 from benchmarks.signal_noise_attention.measure import LENGTH, slug
 from benchmarks.uncertainty_feedback.measure import SWEEP, TRAIN
 from prismlm.corpus import Corpus
-from prismlm.files import write_json
+from prismlm.files import read_json, write_json
 from prismlm.models.checkpoint import read_checkpoint
 from prismlm.probes.uncertainty_feedback import (
     InspectOptions,
@@ -45,10 +44,8 @@ def main() -> None:
     parser = script_options(__doc__, RESULTS / "uncertainty_checks")
     parser.add_argument("models", type=Path, help="--work of the training script")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
-    parser.add_argument("--texts", type=int, default=TEXTS)
-    parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
-    torch.set_num_threads(args.threads)
+    torch.set_num_threads(2)
     for name in FED:
         for seed in args.seeds:
             model = args.models / f"{slug(name)}-{seed}"
@@ -58,17 +55,17 @@ def main() -> None:
             elif not (model / "uncertainty_feedback.safetensors").is_file():
                 print(f"{model} holds no trained model: train it first")
             else:
-                row = {"arm": name, "seed": seed, "report": check(model, args.texts)}
+                row = {"arm": name, "seed": seed, "report": check(model)}
                 write_json(result, row | {"environment": environment()})
                 print(f"wrote {result}", flush=True)
 
 
-def check(directory: Path, texts: int) -> Row:
+def check(directory: Path) -> Row:
     """Return what all checks say of one model."""
     model, tokenizer = read_checkpoint(directory)
-    recipe = json.loads((directory / "training.json").read_text(encoding="utf-8"))["recipe"]
+    recipe = read_json(directory / "training.json")["recipe"]
     corpus = Corpus.open(Path(recipe["corpus"]))
-    sample = corpus_sample(corpus, "heldout", texts=texts, tokens=LENGTH, seed=0)
+    sample = corpus_sample(corpus, "heldout", texts=TEXTS, tokens=LENGTH, seed=0)
     options = InspectOptions(passes=2)
     report = inspect_uncertainty_feedback(
         model, tokenizer, sample, name=directory.name, options=options

@@ -20,7 +20,6 @@ models stay, those of 65,536 levels with 200 MB each.
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +30,7 @@ from benchmarks.shared.options import RESULTS, training_options
 from benchmarks.signal_noise_attention.measure import LENGTH, STEPS, on_stories, slug
 from benchmarks.uncertainty_feedback.validation import validate
 from prismlm.corpus import Corpus
-from prismlm.files import write_json
+from prismlm.files import read_json, write_json
 from prismlm.models.checkpoint import read_checkpoint
 from prismlm.models.uncertainty_feedback import uncertainty_of
 
@@ -101,7 +100,7 @@ def run(name: str, settings: Settings, work: Path, result: Path) -> None:
     # Kept until the model is validated, so that training is not measured again.
     measured = work.with_name(f"{work.name}.json")
     measure({"arm": name}, settings, work, measured)
-    row = json.loads(measured.read_text(encoding="utf-8"))
+    row = read_json(measured)
     model, _ = read_checkpoint(work)
     if (feedback := uncertainty_of(model)) is not None:
         # The table is counted by itself.

@@ -46,8 +46,6 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     args = parser.parse_args()
-    if not 1 <= args.prompt <= args.length:
-        parser.error(f"--prompt is {args.prompt}: expected 1 to {args.length}, the --length")
     torch.set_num_threads(args.threads)
     torch.manual_seed(0)
     plain, fed = pair(args)

@@ -108,20 +108,6 @@ def test_the_way_of_explain_is_entered_station_by_station(tiny_model, capsys):
     assert [file for file in entered if file in stations] == stations
 
 
-def test_an_answer_with_its_documents_enters_few_files(tiny_model):
-    lm = prismlm.load(tiny_model)
-
-    def answer():
-        trace = lm.explain("Once upon a time", generate=3)
-        assert trace.documents(3)
-        assert trace.sources("domain").items
-        assert trace.summary
-
-    # Once before: what is opened on first use is not counted.
-    answer()
-    assert len(entered_by(answer)) <= 20
-
-
 def test_the_way_of_train_is_entered_station_by_station(tiny_corpus, tmp_path, capsys):
     stations = stations_of("How train runs")
     assert 5 <= len(stations) <= 10

@@ -50,44 +50,37 @@ def few_texts(tmp_path, monkeypatch):
     monkeypatch.setattr("prismlm.corpus.sample_path", lambda: texts)
 
 
-@pytest.mark.parametrize(
-    ("page", "blocks"),
-    [
-        ("README.md", 1),
-        ("docs/python.md", 1),
-        ("docs/prototype_mixer.md", 1),
-        ("docs/signal_noise_attention.md", 2),
-        ("docs/uncertainty_feedback.md", 1),
-        ("docs/channels.md", 1),
-        ("docs/attach.md", 1),
-        ("docs/attribution.md", 1),
-        ("docs/edits.md", 1),
-        ("docs/evaluation.md", 1),
-        ("docs/lens.md", 1),
-        ("docs/training.md", 1),
-    ],
-)
-def test_examples_run(page, blocks, workplace, capsys):
-    found = python_blocks(page)
-    assert len(found) == blocks
-    for block in found:
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+# Those on corpora follow from each other; two pages talk to a server.
+ELSEWHERE = ("corpus", "hub", "serving")
+EXAMPLES = [p for p in PAGES if "```python" in p.read_text() and p.stem not in ELSEWHERE]
+
+
+@pytest.mark.parametrize("page", EXAMPLES, ids=lambda page: page.stem)
+def test_examples_run(page, workplace, capsys):
+    for block in python_blocks(page):
         exec(block, {})
     assert capsys.readouterr().out.strip()
 
 
-def pages():
-    return [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+@pytest.mark.usefixtures("few_texts")
+def test_examples_of_the_page_on_corpora_run_one_after_the_other(tmp_path, monkeypatch):
+    pytest.importorskip("datatrove")
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    for block in python_blocks("docs/corpus.md"):
+        exec(block, names)
 
 
 def test_every_name_of_the_pages_is_in_the_package():
-    for page in pages():
+    for page in PAGES:
         for name in set(re.findall(r"\bprismlm(?:\.\w+)+", page.read_text(encoding="utf-8"))):
             if name != "prismlm.json":
                 assert pkgutil.resolve_name(name), f"{page.name} names {name}"
 
 
 def test_every_link_of_the_pages_leads_somewhere():
-    for page in pages():
+    for page in PAGES:
         for target in re.findall(r"\]\(([^)#]+)\)", page.read_text(encoding="utf-8")):
             if "://" not in target:
                 assert (page.parent / target).exists(), f"{page.name} links to {target}"

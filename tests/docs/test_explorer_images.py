@@ -5,8 +5,6 @@
 Without ``--images`` the views are opened and looked at all the same, and no picture is replaced.
 """
 
-from __future__ import annotations
-
 import contextlib
 import json
 from pathlib import Path
@@ -56,119 +54,97 @@ def browser():
         yield opened
 
 
-@pytest.fixture
-def picture(request, address, browser):
-    """Open a view in a window of a size, and take its picture at the end of the block."""
-
-    @contextlib.contextmanager
-    def taken(name, view, width=1280, height=880, scheme="light"):
-        context = browser.new_context(
-            viewport={"width": width, "height": height}, color_scheme=scheme
-        )
-        page = context.new_page()
-        errors = []
-        page.on("pageerror", lambda error: errors.append(error))
-        page.goto(address)
-        page.wait_for_selector(".x-nav a")
-        page.evaluate("view => { location.hash = view }", view)
-        yield page
-        if request.config.getoption("--images"):
-            page.screenshot(path=IMAGES / f"explorer-{name}.png")
-        assert errors == []
-        context.close()
-
-    return taken
+def begin(page):
+    page.wait_for_selector(".x-held")
+    assert page.locator(".x-try").count() == 10
 
 
-def asked(page):
+def ask(page):
     page.fill(".x-prompt", QUESTION)
     page.press(".x-prompt", "Enter")
     page.wait_for_selector(".x-exports", timeout=120_000)
+    page.evaluate("document.activeElement.blur()")
+    assert "Sudden Cardiac Arrest" in page.locator(".p-grouped").first.inner_text()
+    assert page.locator(".x-column").count() > 25
+
+
+def tokens(page):
+    ask(page)
+    page.click(".p-tokens > summary")
+    page.locator(".x-column").nth(20).click()
+    page.wait_for_selector(".p-aside .p-passage")
+    page.evaluate("scrollTo(0, document.querySelector('.p-tokens').offsetTop - 60)")
+
+
+def phone(page):
+    ask(page)
+    page.evaluate("document.querySelector('.x-answer').scrollIntoView()")
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+
+
+def prototypes(page):
+    page.wait_for_selector(".x-card[data-chosen] mark")
+    assert "gene" in page.inner_text(".x-card[data-chosen] h2").lower()
+
+
+def prototype_map(page):
+    page.wait_for_selector(".x-over")
+    page.wait_for_timeout(1500)
+    assert "prototypes" in page.inner_text(".x-map")
+
+
+def steer(page):
+    page.click(".x-lead")
+    page.click(".x-steer button[type=submit]")
+    page.wait_for_selector(".x-steer .x-steered", timeout=120_000)
+    assert page.locator(".x-steered tbody tr").count() == 20
+
+
+def inside(page):
+    page.fill(".x-inside textarea", PROMPT)
+    page.click(".x-inside button[type=submit]")
+    page.wait_for_selector(".x-inside canvas", timeout=60_000)
+    page.wait_for_timeout(500)
+    # A small map for each of the nine heads of a layer, and the one that is looked at.
+    assert page.locator(".x-inside canvas").count() == 10
+
+
+def audit(page):
+    rows = "".join(json.dumps({"text": text}) + "\n" for text in TEXTS)
+    texts = {"name": "texts.jsonl", "mimeType": "application/jsonl", "buffer": rows.encode()}
+    page.set_input_files(".x-audit input[type=file]", texts)
+    page.click(".x-audit button[type=submit]")
+    page.wait_for_selector(".x-audit a[download]", timeout=240_000)
+    page.wait_for_timeout(300)
+    assert page.inner_text(".x-audit .p-figure b") == str(len(TEXTS))
 
 
 @pytest.mark.slow
-def test_before_anything_is_asked(picture):
-    with picture("begin", "#/ask") as page:
-        page.wait_for_selector(".x-held")
-        assert page.locator(".x-try").count() == 10
-        assert "1,063" in page.inner_text(".x-held")
-
-
-@pytest.mark.slow
-def test_ask(picture):
-    with picture("ask", "#/ask", height=1180) as page:
-        asked(page)
-        page.evaluate("document.activeElement.blur()")
-        # One document carries most of it; those that carry hardly anything are behind a switch.
-        assert "Sudden Cardiac Arrest" in page.locator(".p-grouped").first.inner_text()
-        assert page.locator(".p-grouped .p-passage").count() >= 1
-        assert page.locator(".x-column").count() > 25
-
-
-@pytest.mark.slow
-def test_ask_token_by_token(picture):
-    with picture("tokens", "#/ask", height=1180) as page:
-        asked(page)
-        page.click(".p-tokens > summary")
-        page.locator(".x-column").nth(20).click()
-        page.wait_for_selector(".p-aside .p-passage")
-        assert page.locator(".x-column").count() > 25
-        page.evaluate("scrollTo(0, document.querySelector('.p-tokens').offsetTop - 60)")
-
-
-@pytest.mark.slow
-def test_ask_on_a_phone(picture):
-    with picture("phone", "#/ask", 390, 844, "dark") as page:
-        asked(page)
-        page.evaluate("document.querySelector('.x-answer').scrollIntoView()")
-        assert page.evaluate("document.documentElement.scrollWidth") == 390
-        assert page.locator(".x-column").count() > 25
-
-
-@pytest.mark.slow
-def test_prototypes(picture):
-    with picture("prototypes", "#/prototypes?q=gene") as page:
-        page.wait_for_selector(".x-card[data-chosen] mark")
-        assert "gene" in page.inner_text(".x-card[data-chosen] h2").lower()
-        assert " of " in page.inner_text(".x-tools")
-
-
-@pytest.mark.slow
-def test_map(picture):
-    with picture("map", "#/map", scheme="dark") as page:
-        page.wait_for_selector(".x-over")
-        page.wait_for_timeout(1500)
-        assert "prototypes" in page.inner_text(".x-map")
-
-
-@pytest.mark.slow
-def test_steer(picture):
-    with picture("steer", "#/steer", height=1180) as page:
-        page.click(".x-lead")
-        page.click(".x-steer button[type=submit]")
-        page.wait_for_selector(".x-steer .x-steered", timeout=120_000)
-        assert page.locator(".x-steered tbody tr").count() == 20
-        assert "random prototypes" in page.inner_text(".x-steered")
-
-
-@pytest.mark.slow
-def test_inside(picture):
-    with picture("inside", "#/inside") as page:
-        page.fill(".x-inside textarea", PROMPT)
-        page.click(".x-inside button[type=submit]")
-        page.wait_for_selector(".x-inside canvas", timeout=60_000)
-        page.wait_for_timeout(500)
-        # A small map for each of the nine heads of a layer, and the one that is looked at.
-        assert page.locator(".x-inside canvas").count() == 10
-
-
-@pytest.mark.slow
-def test_audit(picture, tmp_path):
-    texts = tmp_path / "texts.jsonl"
-    texts.write_text("".join(json.dumps({"text": text}) + "\n" for text in TEXTS))
-    with picture("audit", "#/audit") as page:
-        page.set_input_files(".x-audit input[type=file]", texts)
-        page.click(".x-audit button[type=submit]")
-        page.wait_for_selector(".x-audit a[download]", timeout=240_000)
-        page.wait_for_timeout(300)
-        assert page.inner_text(".x-audit .p-figure b") == str(len(TEXTS))
+@pytest.mark.parametrize(
+    ("name", "view", "act", "size", "scheme"),
+    [
+        ("begin", "#/ask", begin, (1280, 880), "light"),
+        ("ask", "#/ask", ask, (1280, 1180), "light"),
+        ("tokens", "#/ask", tokens, (1280, 1180), "light"),
+        ("phone", "#/ask", phone, (390, 844), "dark"),
+        ("prototypes", "#/prototypes?q=gene", prototypes, (1280, 880), "light"),
+        ("map", "#/map", prototype_map, (1280, 880), "dark"),
+        ("steer", "#/steer", steer, (1280, 1180), "light"),
+        ("inside", "#/inside", inside, (1280, 880), "light"),
+        ("audit", "#/audit", audit, (1280, 880), "light"),
+    ],
+)
+def test_a_view(name, view, act, size, scheme, request, address, browser):
+    width, height = size
+    viewport = {"width": width, "height": height}
+    context = browser.new_context(viewport=viewport, color_scheme=scheme)
+    page, errors = context.new_page(), []
+    page.on("pageerror", lambda error: errors.append(error))
+    page.goto(address)
+    page.wait_for_selector(".x-nav a")
+    page.evaluate("view => { location.hash = view }", view)
+    act(page)
+    if request.config.getoption("--images"):
+        page.screenshot(path=IMAGES / f"explorer-{name}.png")
+    assert errors == []
+    context.close()

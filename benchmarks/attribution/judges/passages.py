@@ -22,14 +22,10 @@ PASSAGE_TOKENS = 128
 
 @dataclass(frozen=True, eq=False)
 class Prediction:
-    """The tokens before a predicted one, int64 [T], T ≥ 1, and the token to be explained.
-
-    ``document`` is the number of the document that both are in; None if in none.
-    """
+    """The tokens before a predicted one, int64 [T], T ≥ 1, and the token to be explained."""
 
     ids: np.ndarray
     target: int
-    document: int | None = None
 
 
 Method = Callable[[Sequence[Prediction]], np.ndarray]
@@ -114,12 +110,10 @@ def best(scores: np.ndarray, limit: int) -> np.ndarray:
     return np.argsort(-scores, axis=-1, kind="stable")[..., :limit]
 
 
-def answer_predictions(
-    prompt: Sequence[int], answer: Sequence[int], document: int | None = None
-) -> list[Prediction]:
+def answer_predictions(prompt: Sequence[int], answer: Sequence[int]) -> list[Prediction]:
     """Return the predictions of an answer's tokens, each made after the prompt and those before."""
     ids = np.array([*prompt, *answer], dtype=np.int64)
-    return [Prediction(ids[:end], int(ids[end]), document) for end in range(len(prompt), len(ids))]
+    return [Prediction(ids[:end], int(ids[end])) for end in range(len(prompt), len(ids))]
 
 
 def answer_scores(scores: np.ndarray, question: np.ndarray) -> np.ndarray:

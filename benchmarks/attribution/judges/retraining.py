@@ -28,13 +28,12 @@ Outputs = Callable[[np.ndarray, int], Callable[[Sequence[Prediction]], np.ndarra
 """Rows of documents [n] and a seed to a model trained on them, as its log-probabilities."""
 
 
-def random_subsets(documents: int, models: int, seed: int, share: float = 0.5) -> np.ndarray:
-    """Draw the documents of each model without replacement: bool [models, documents]."""
-    kept = round(share * documents)
+def random_subsets(documents: int, models: int, seed: int) -> np.ndarray:
+    """Draw half of the documents for each model, without replacement: bool [models, documents]."""
     generator = np.random.default_rng(seed)
     subsets = np.zeros((models, documents), dtype=bool)
     for row in subsets:
-        row[generator.permutation(documents)[:kept]] = True
+        row[generator.permutation(documents)[: documents // 2]] = True
     return subsets
 
 

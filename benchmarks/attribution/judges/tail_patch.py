@@ -39,31 +39,25 @@ def tail_patch(
     *,
     contexts: Sequence[np.ndarray] = (),
     learning_rate: float = 0.05,
-    weights: Sequence[nn.Parameter] | None = None,
 ) -> PatchGains:
     """Return the gains of each prediction from one step of plain SGD on its passages.
 
-    The step moves ``weights``, by default all; they are as before when this returns or fails.
+    The step moves all weights; they are as before when this returns.
     ``contexts`` are other texts that targets might follow, for the specific gain.
     """
-    training = model.training
     model.eval()
-    moved = list(model.parameters()) if weights is None else weights
     gains = np.full((len(predictions), 2), np.nan)
-    try:
-        before = [_log_probabilities(model, context) for context in contexts]
-        for row, (asked, named) in enumerate(zip(predictions, passages, strict=True)):
-            target = asked.target
-            was = _log_probabilities(model, asked.ids)[target]
-            with one_step(model, named, learning_rate, moved):
-                now = _log_probabilities(model, asked.ids)[target]
-                after = [_log_probabilities(model, context) for context in contexts]
-            pairs = zip(after, before, strict=True)
-            others = [_log_odds(a[target]) - _log_odds(b[target]) for a, b in pairs]
-            general = float(torch.stack(others).mean()) if others else float("nan")
-            gains[row] = float(now - was), float(_log_odds(now) - _log_odds(was)) - general
-    finally:
-        model.train(training)
+    before = [_log_probabilities(model, context) for context in contexts]
+    for row, (asked, named) in enumerate(zip(predictions, passages, strict=True)):
+        target = asked.target
+        was = _log_probabilities(model, asked.ids)[target]
+        with one_step(model, named, learning_rate):
+            now = _log_probabilities(model, asked.ids)[target]
+            after = [_log_probabilities(model, context) for context in contexts]
+        pairs = zip(after, before, strict=True)
+        others = [_log_odds(a[target]) - _log_odds(b[target]) for a, b in pairs]
+        general = float(torch.stack(others).mean()) if others else float("nan")
+        gains[row] = float(now - was), float(_log_odds(now) - _log_odds(was)) - general
     return PatchGains(gains[:, 0], gains[:, 1])
 
 
@@ -72,26 +66,18 @@ def _log_odds(log_probability: Tensor) -> Tensor:
 
 
 @contextmanager
-def one_step(
-    model: nn.Module,
-    passages: Sequence[np.ndarray],
-    rate: float,
-    weights: Sequence[nn.Parameter],
-) -> Iterator[None]:
-    """Move weights by one step of SGD on the passages, and back when the block ends."""
+def one_step(model: nn.Module, passages: Sequence[np.ndarray], rate: float) -> Iterator[None]:
+    """Move the weights by one step of SGD on the passages, and back when the block ends."""
+    weights = list(model.parameters())
     kept = [weight.detach().clone() for weight in weights]
     with torch.enable_grad():
-        gradients = torch.autograd.grad(passage_loss(model, passages), weights, allow_unused=True)
+        gradients = torch.autograd.grad(passage_loss(model, passages), weights)
     with torch.no_grad():
         for weight, gradient in zip(weights, gradients, strict=True):
-            if gradient is not None:
-                weight.sub_(gradient, alpha=rate)
-    try:
+            weight.sub_(gradient, alpha=rate)
         yield
-    finally:
-        with torch.no_grad():
-            for weight, value in zip(weights, kept, strict=True):
-                weight.copy_(value)
+        for weight, value in zip(weights, kept, strict=True):
+            weight.copy_(value)
 
 
 def log_probability(model: nn.Module, prediction: Prediction) -> float:

@@ -13,6 +13,7 @@ from benchmarks.attribution.judges.passages import PassageBank, Prediction
 from benchmarks.attribution.methods.setting import Asked, Setting
 
 AT_ONCE = 2048
+DAMPING = 0.1
 
 
 class Gradients:
@@ -22,7 +23,7 @@ class Gradients:
 
     The loss of a passage is the mean over its tokens; without ``cosine``, the product alone. D is
     the identity or, ``preconditioned``, the inverse of the diagonal Fisher: the mean of squared
-    gradients over passages, damped by ``damping`` of its mean.
+    gradients over passages, damped by ``DAMPING`` of its mean.
     """
 
     def __init__(
@@ -32,7 +33,6 @@ class Gradients:
         *,
         cosine: bool = True,
         preconditioned: bool = False,
-        damping: float = 0.1,
     ) -> None:
         self.model, self.bank, self.cosine = model.eval(), bank, cosine
         self.weights = [weight for weight in model.parameters() if weight.requires_grad]
@@ -42,7 +42,7 @@ class Gradients:
             for passage in range(len(bank)):
                 total += self._of_passage(passage).square()
             fisher = total / len(bank)
-            self.root = (fisher + damping * fisher.mean()).rsqrt()
+            self.root = (fisher + DAMPING * fisher.mean()).rsqrt()
 
     def __call__(self, predictions: Sequence[Prediction]) -> np.ndarray:
         """Return the scores, float32 [predictions, passages]."""
@@ -88,7 +88,7 @@ class LastLayerKFAC:
     """
 
     def __init__(
-        self, setting: Setting, *, damping: float = 0.1, sampled: int = 20_000, seed: int = 0
+        self, setting: Setting, *, damping: float = DAMPING, sampled: int = 20_000, seed: int = 0
     ) -> None:
         self.setting, self.damping = setting, damping
         positions = setting.positions

@@ -1,6 +1,4 @@
-"""Questions that lie in one row are learned as each by itself."""
-
-from __future__ import annotations
+"""How the demo's model is taught, and heads fitted to stored states."""
 
 from dataclasses import replace
 
@@ -9,6 +7,7 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
+from benchmarks.attach import frontier
 from benchmarks.attach.demo_lessons import (
     ALL_FROM,
     CUT_AFTER,
@@ -23,10 +22,13 @@ from benchmarks.attach.demo_lessons import (
     words,
 )
 from prismlm.demo.texts import pairs_path
+from prismlm.files import read_json
 from prismlm.training.tuning import with_adapters, write_adapter
+from tests.benchmarks.scripts import run
 from tests.helpers.chats import TEMPLATE
 
 SHORT = replace(OPTIONS, rank=8, blocks=1.0, epochs=40, batch=2, learning_rate=2e-2)
+FRONTIER = {"WINDOW": 64, "BATCH": 64, "RATE": 0.05, "POINTS": 2, "MEASURED": 300}
 
 
 @pytest.fixture
@@ -36,17 +38,20 @@ def adapted(tiny_model):
 
 
 @pytest.fixture(scope="module")
-def lessons(tiny_model):
+def tokenizer(tiny_model):
     tokenizer = AutoTokenizer.from_pretrained(tiny_model)
     tokenizer.chat_template = TEMPLATE
+    return tokenizer
+
+
+@pytest.fixture(scope="module")
+def lessons(tokenizer):
     pairs = pq.read_table(pairs_path()).slice(0, 12).to_pylist()
     plain = [{"answer": "An answer that stands alone.", "questions": ["What stands alone?"]}]
     return Lessons(pairs, plain, ["A text that stands alone. " * 8], tokenizer, 256)
 
 
-def test_no_question_is_taught_that_is_reported(tiny_model):
-    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
-    tokenizer.chat_template = TEMPLATE
+def test_no_question_is_taught_that_is_reported(tokenizer):
     rows = pq.read_table(pairs_path()).to_pylist()
     (pair,) = (row for row in rows if row["title"] == "What causes Autoimmune Hepatitis?")
     reported = words("How does Autoimmune Hepatitis start?")
@@ -61,11 +66,10 @@ def test_no_question_is_taught_that_is_reported(tiny_model):
 def test_a_row_of_several_questions_has_the_loss_of_each_by_itself(adapted, lessons):
     together = next(row for row in lessons.epoch(1, 0) if len(row) > 1)
     loss, count = summed_loss(adapted, lessons.tensors([together]))
-    alone = [summed_loss(adapted, lessons.tensors([[pair]])) for pair in together]
-    assert count == sum(tokens for _, tokens in alone)
+    alone = [summed_loss(adapted, lessons.tensors([[pair]]))[0].item() for pair in together]
     assert count == sum(len(answer) for _, answer in together)
     # The model is computed in bfloat16.
-    assert loss.item() == pytest.approx(sum(one.item() for one, _ in alone), rel=2e-3)
+    assert loss.item() == pytest.approx(sum(alone), rel=2e-3)
 
 
 def test_what_is_taught_is_learned(adapted, lessons):
@@ -74,31 +78,39 @@ def test_what_is_taught_is_learned(adapted, lessons):
     assert sum(found[-3:]) < 0.9 * sum(found[:3])
 
 
-def test_late_questions_are_also_in_lower_case_and_late_answers_also_cut(lessons, tiny_model):
-    tokenizer = AutoTokenizer.from_pretrained(tiny_model)
+def test_half_of_the_late_answers_end_early(lessons, tokenizer):
     end = tokenizer.encode("<|im_end|>", add_special_tokens=False)
-    early = [pair for row in lessons.epoch(ALL_FROM - 1, 0) for pair in row if pair[0]]
     late = [p for n in range(6) for row in lessons.epoch(ALL_FROM + n, 0) for p in row if p[0]]
-    assert all(answer[-len(end) :] == end for _, answer in early)
-    cut = [answer for _, answer in late if answer[-len(end) :] != end]
+    cut = [len(answer) for _, answer in late if answer[-len(end) :] != end]
     assert 0.3 < len(cut) / len(late) < 0.7
-    assert {len(answer) for answer in cut} <= set(range(CUT_AFTER[0], CUT_AFTER[1] + 1))
-    questions = [tokenizer.decode(asked).partition("<|im_end|>")[0] for asked, _ in late]
-    assert 0.1 < sum(one == one.lower() for one in questions) / len(questions) < 0.5
+    assert set(cut) <= set(range(CUT_AFTER[0], CUT_AFTER[1] + 1))
 
 
 def test_adapters_of_a_larger_rank_start_as_those_of_before(adapted, tiny_model, tmp_path):
-    random = torch.Generator().manual_seed(0)
     learned = [one for one in adapted.parameters() if one.requires_grad]
     with torch.no_grad():
         for one in learned:
-            one.normal_(std=0.1, generator=random)
+            one.normal_(std=0.1)
     write_adapter(learned, adapted, "tiny", tmp_path / "former", {})
-    larger = with_adapters(
-        AutoModelForCausalLM.from_pretrained(tiny_model), replace(SHORT, rank=12)
-    )
+    model = AutoModelForCausalLM.from_pretrained(tiny_model)
+    larger = with_adapters(model, replace(SHORT, rank=12))
     ids = torch.tensor([[3, 5, 7]])
     before = larger(ids).logits
     start_as(larger, tmp_path / "former")
     torch.testing.assert_close(larger(ids).logits, adapted.float()(ids).logits)
     assert not torch.allclose(larger(ids).logits, before, atol=1e-2)
+
+
+def test_a_fitted_head_does_better_than_random_states(
+    tiny_model, short_corpus, tmp_path, monkeypatch
+):
+    for name, value in FRONTIER.items():
+        monkeypatch.setattr(frontier, name, value)
+    head = ("--prototypes", 64, "--per-token", 4, "--work", tmp_path, "--out", tmp_path / "out")
+    run(frontier, monkeypatch, "states", tiny_model, short_corpus, "--gb", 0.02, *head)
+    run(frontier, monkeypatch, "control", tiny_model, *head)
+    run(frontier, monkeypatch, "fit", tiny_model, *head, "--steps", 120)
+    control, fit = (read_json(path)["points"] for path in sorted((tmp_path / "out").iterdir()))
+    assert [point["step"] for point in fit] == [0, 100, 120]
+    assert fit[-1]["ce"] == control[-1]["ce"]
+    assert fit[-1]["recovered"] > max(fit[0]["recovered"], control[-1]["recovered"])
