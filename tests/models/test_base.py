@@ -12,7 +12,6 @@ from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from prismlm.errors import FormatError, InputError
-from prismlm.models import base as module
 from prismlm.models.base import (
     ADAPTER_CONFIG,
     ADAPTER_WEIGHTS,
@@ -32,19 +31,13 @@ def placed(path, out):
     return AutoModelForCausalLM.from_pretrained(out)
 
 
-@pytest.mark.parametrize("links", [True, False])
-def test_weights_are_linked_if_they_can_be_and_files_of_a_head_left_out(
-    tiny_model, tmp_path, monkeypatch, links
-):
+def test_weights_are_linked_and_files_of_a_head_left_out(tiny_model, tmp_path):
     model, out = tmp_path / "model", tmp_path / "out"
     shutil.copytree(tiny_model, model)
     (model / "training.json").write_text("{}")
-    if not links:
-        monkeypatch.setattr(module.os, "link", lambda *_: (_ for _ in ()).throw(OSError("none")))
     placed(model, out)
     for name in ("model.safetensors", "config.json", "tokenizer.json"):
-        linked = links and name == "model.safetensors"
-        assert os.path.samefile(model / name, out / name) == linked
+        assert os.path.samefile(model / name, out / name) == (name == "model.safetensors")
         assert (model / name).read_bytes() == (out / name).read_bytes()
     assert not any((out / name).exists() for name in ("training.json", META_FILE, "lens"))
 
@@ -53,34 +46,17 @@ def state(directory):
     return {p.name: (p.stat().st_mode, p.stat().st_mtime_ns) for p in directory.iterdir()}
 
 
-@pytest.mark.parametrize("mode", [0o600, 0o444])
-def test_merging_an_adapter_leaves_the_base_unchanged(tiny_model, tmp_path, mode):
+def test_merging_an_adapter_leaves_the_base_unchanged(tiny_model, tmp_path):
     model, adapter, out = tmp_path / "model", tmp_path / "adapter", tmp_path / "out"
     shutil.copytree(tiny_model, model, ignore=shutil.ignore_patterns("lens"))
-    for path in model.iterdir():
-        path.chmod(mode)
     before = state(model)
     adapter.mkdir()
     save_file({}, adapter / ADAPTER_WEIGHTS)
     (adapter / ADAPTER_CONFIG).write_text('{"r": 1, "lora_alpha": 1}')
     put_adapted(model, adapter, out)
     assert state(model) == before
-    # Copies keep their permissions; new files have the default.
-    assert stat.S_IMODE((out / "tokenizer.json").stat().st_mode) == mode
     assert stat.S_IMODE((out / "model.safetensors").stat().st_mode) & 0o044
     assert not any(path.stat().st_nlink > 1 for path in out.iterdir())
-
-
-def test_a_link_out_of_the_directory_is_refused(tiny_model, tmp_path):
-    secret, model = tmp_path / "secret.json", tmp_path / "model"
-    shutil.copytree(tiny_model, model)
-    secret.write_text("{}")
-    (model / "added_tokens.json").symlink_to("../secret.json")
-    with pytest.raises(InputError, match=r"added_tokens\.json is a link to .*secret\.json"):
-        find_base(str(model))
-    (model / "added_tokens.json").unlink()
-    (model / "vocab.json").symlink_to("tokenizer.json")
-    find_base(str(model))
 
 
 def test_a_snapshot_in_the_hubs_cache_consists_of_links(tiny_model, tmp_path):
@@ -94,9 +70,6 @@ def test_a_snapshot_in_the_hubs_cache_consists_of_links(tiny_model, tmp_path):
     placed(snapshot, tmp_path / "out")
     assert not any(path.is_symlink() for path in (tmp_path / "out").iterdir())
     assert state(blobs) == before
-    (snapshot / "merges.txt").symlink_to("/etc/hostname")
-    with pytest.raises(InputError, match=r"merges\.txt is a link to /etc/hostname"):
-        find_base(str(snapshot))
 
 
 def test_a_gguf_file_becomes_the_same_model(tiny_model, tmp_path):
@@ -121,17 +94,12 @@ def test_a_gguf_file_becomes_the_same_model(tiny_model, tmp_path):
 @pytest.mark.parametrize(
     ("name", "words"),
     [
-        ("weights.bin", "is a file, but not a GGUF file"),
-        ("empty", "has no config.json"),
-        ("bare", "expected model.safetensors"),
+        ("bare", r"has no config\.json or no weights"),
         ("someone/no-such-model", "nor a model that can be downloaded from the Hugging"),
-        ("/nowhere/at all/ever", "nor a model that can be downloaded from the Hugging"),
     ],
 )
 def test_paths_and_names_without_a_model(tmp_path, monkeypatch, name, words):
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "weights.bin").touch()
-    (tmp_path / "empty").mkdir()
     (tmp_path / "bare").mkdir()
     (tmp_path / "bare" / "config.json").write_text("{}")
     with pytest.raises(InputError, match=words):
@@ -183,8 +151,6 @@ def test_merging_by_hand(tmp_path):
     [
         (factors("elsewhere"), {}, "of another model"),
         (dict([*factors("linear").items()][:1]), {}, "damaged"),
-        (factors("linear"), {"r": 0}, "damaged"),
-        (factors("linear"), {"lora_alpha": 10**400}, "damaged"),
         (factors("linear"), {"use_dora": True}, "cannot be merged: use_dora"),
         (None, {}, "damaged"),
     ],

@@ -12,9 +12,6 @@ from transformers import (
     BertForMaskedLM,
     GPTNeoXConfig,
     LlamaConfig,
-    LlamaModel,
-    ModernBertConfig,
-    ModernBertForMaskedLM,
     T5Config,
     T5ForConditionalGeneration,
 )
@@ -58,18 +55,8 @@ def test_a_complete_checkpoint_even_beside_a_pickle(save):
     assert len(tokenizer) == 320
 
 
-def test_a_tokenizer_with_damaged_settings(save):
-    directory = save()
-    change(directory / "tokenizer_config.json", model_max_length={})
-    with pytest.raises(FormatError, match="cannot be read"):
-        read_checkpoint(directory)
-    with pytest.raises(InputError, match="No tokenizer could be loaded"):
-        load_tokenizer(directory)
-
-
-@pytest.mark.parametrize("name", ["pytorch_model.bin", "pytorch_model-00001-of-00002.bin"])
-def test_pickles_are_not_read(save, name):
-    directory = save()
+def test_pickles_are_not_read(save):
+    directory, name = save(), "pytorch_model-00001-of-00002.bin"
     torch.save({}, directory / name)
     (directory / "model.safetensors").unlink()
     save_file({}, directory / HEAD_FILE)  # not weights of the model
@@ -81,14 +68,7 @@ def test_pickles_are_not_read(save, name):
 @pytest.mark.parametrize(
     ("build", "words"),
     [
-        # transformers opens the first as a decoder, and has no decoder for the second.
         (lambda: BertForMaskedLM(BertConfig(**SMALL)), r"encoder-only .*BertForMaskedLM"),
-        (
-            lambda: ModernBertForMaskedLM(
-                ModernBertConfig(**SMALL | {"cls_token_id": 1, "sep_token_id": 1})
-            ),
-            r"encoder-only .*ModernBertForMaskedLM",
-        ),
         (
             lambda: T5ForConditionalGeneration(
                 T5Config(vocab_size=320, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2)
@@ -108,11 +88,6 @@ def test_decoders_that_a_probe_has_to_recognise(save, config):
     assert model.config.model_type == config.model_type
 
 
-def test_missing_weights(save):
-    with pytest.raises(FormatError, match=r"has no lm_head.weight for LlamaForCausalLM"):
-        read_checkpoint(save(LlamaModel(LlamaConfig(**SMALL))))
-
-
 def test_missing_weights_with_an_adapter(save):
     model = AutoModelForCausalLM.from_config(LlamaConfig(**SMALL))
     directory = save(model)
@@ -127,10 +102,9 @@ def test_missing_weights_with_an_adapter(save):
         read_checkpoint(directory)
 
 
-@pytest.mark.parametrize("device", ["meta", "cuda:99", "nowhere"])
-def test_devices_that_cannot_be_used(save, device):
-    with pytest.raises(InputError, match=f"device '{device}' cannot be used"):
-        read_checkpoint(save(), device=device)
+def test_a_device_that_cannot_be_used(save):
+    with pytest.raises(InputError, match="device 'cuda:99' cannot be used"):
+        read_checkpoint(save(), device="cuda:99")
 
 
 @pytest.mark.parametrize("part", ["model", "tokenizer"])

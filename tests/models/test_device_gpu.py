@@ -7,7 +7,7 @@ import prismlm
 from prismlm.layers import PrototypeHead
 from prismlm.models.presets import build_config, build_model
 from prismlm.ops import prototype_head, prototype_mixer
-from prismlm.training import AttachOptions, FitOptions, attach, build_recipe, train
+from prismlm.training import build_recipe, train
 
 pytestmark = [
     pytest.mark.slow,
@@ -31,7 +31,7 @@ def assert_near(expected, actual, tolerance):
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize("shape", [(3000, 96, 2048, 16), (513, 576, 5000, 48), (64, 64, 100, 100)])
+@pytest.mark.parametrize("shape", [(513, 576, 5000, 48), (64, 64, 100, 100)])
 def test_route_chooses_the_same_prototypes(shape, dtype):
     n, width, count, k = shape
     z, bank = random(n, width).to(dtype), random(count, width, seed=1).to(dtype)
@@ -116,14 +116,3 @@ def test_a_model_is_trained_and_explained(tiny_corpus, tmp_path):
     step = prismlm.load(tmp_path / "model", device=GPU).explain("The court found")[-1]
     parts = sum(p.contribution for p in step.prototypes) + step.residual + step.bias
     assert parts == pytest.approx(step.model_logit, abs=1e-3)
-
-
-def test_a_head_is_attached_and_explained(tiny_model, tiny_corpus, tmp_path):
-    options = {"fit": FitOptions(prototypes=64, prototypes_per_token=16, epochs=0.5)}
-    ces = []
-    for device in (GPU, CPU):
-        how = AttachOptions(**options, device=device, precision="float32")
-        made = attach(str(tiny_model), [tiny_corpus], tmp_path / device, how)
-        ces.append(made.quality.prototype_only_ce)
-    assert ces[0] == pytest.approx(ces[1], abs=0.05)
-    assert prismlm.load(tmp_path / GPU).explain("The court found").passages(3)

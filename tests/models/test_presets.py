@@ -20,15 +20,6 @@ SIZES = {
         "mamba": 6_724_352,
     },
 }
-SIZES_IN_DOCS = {
-    "llama-laptop": 1.59,
-    "gpt2-laptop": 1.75,
-    "mamba-laptop": 1.55,
-    "llama-small": 9.99,
-    "protot-laptop": 1.42,
-    "signal-noise-laptop": 1.42,
-    "signal-noise-laptop-wide": 1.58,
-}
 
 
 def on_meta(preset, vocabulary, **settings):
@@ -59,15 +50,9 @@ def test_protot_with_and_without_unused_parameters():
     assert sum(p.numel() for p in model.parameters() if not p.requires_grad) == unused
 
 
-@pytest.mark.parametrize("name", SIZES_IN_DOCS)
-def test_laptop_presets_have_the_sizes_in_the_docs(name):
-    assert parameters(on_meta(name, 4096)) == pytest.approx(SIZES_IN_DOCS[name] * 1e6, rel=0.005)
-
-
 @pytest.mark.parametrize("name", PRESETS)
 def test_every_preset_accepts_a_vocabulary_and_other_settings(name):
     model = on_meta(name, 777)
-    assert model.get_input_embeddings().weight.shape[0] == 777
     assert model.get_output_embeddings().weight.shape[0] == 777
     assert model.config.eos_token_id == 0
     assert parameters(on_meta(name, 777, num_hidden_layers=1)) < parameters(model)

@@ -37,14 +37,9 @@ def test_z_w_and_the_logit_map_reproduce_the_logits(family):
     assert torch.equal(states.z, captured.z)
     assert states.embedded is None
     assert output.logits.numel() == 0
-    with pytest.raises(RuntimeError, match="stop"), capture(model, logits=False):
-        raise RuntimeError("stop")
-    assert torch.equal(model(input_ids=IDS).logits, before)
 
 
-@pytest.mark.parametrize(
-    "wrong", [LogitMap(scale=2.0), LogitMap(softcap=0.01), LogitMap(bias=True)]
-)
+@pytest.mark.parametrize("wrong", [LogitMap(scale=2.0), LogitMap(bias=True)])
 def test_a_wrong_map_is_refused(wrong):
     with pytest.raises(FormatError, match="does not reproduce the logits of LlamaForCausalLM"):
         verify_logit_map(build("llama"), wrong)
@@ -62,33 +57,13 @@ def test_a_model_without_an_output_embedding():
         output_embedding(build("llama").model)
 
 
-class Int8Linear(nn.Linear):
-    """Has integers and a scale per row instead of W."""
-
-    def __init__(self, linear):
-        super().__init__(*reversed(linear.weight.shape), bias=False)
-        del self.weight
-        scale = linear.weight.detach().abs().amax(1) / 127
-        rounded = (linear.weight.detach() / scale[:, None]).round()
-        self.register_buffer("weight", rounded.to(torch.int8))
-        self.register_buffer("scales", scale)
-
-    def forward(self, z):
-        return z @ (self.weight * self.scales[:, None]).T
-
-
-def test_quantised_output_embeddings():
+def test_a_quantised_output_embedding():
     model = build("llama")
-    weight = model.lm_head.weight.detach()
-    model.lm_head = Int8Linear(model.lm_head)
-    model(input_ids=IDS)
-    with pytest.raises(InputError, match=r"lm_head of LlamaForCausalLM .* Tensor of int8") as error:
+    half = model.lm_head.weight.detach() / 2
+    model.lm_head.weight = nn.Parameter(TwoTensor(half, half))
+    with pytest.raises(InputError, match=r"is quantised \(its weight is TwoTensor") as error:
         LogitMap.of(model)
     assert "modules_to_not_convert=['lm_head']" in str(error.value)
-    model = build("llama")
-    model.lm_head.weight = nn.Parameter(TwoTensor(weight / 2, weight / 2))
-    with pytest.raises(InputError, match=r"is quantised \(its weight is TwoTensor"):
-        output_embedding(model)
 
 
 def test_an_embedding_that_adds_to_its_product():

@@ -65,15 +65,9 @@ def test_round_trip(directory, model):
     ("values", "words"),
     [
         ({"format_version": 2}, "format version 2"),
-        ({"format_version": 99}, "format version 99"),
         ({"prototypes_per_token": 13}, "there are 12 prototypes"),
         ({"weights": "guessed"}, "weights is 'guessed'"),
-        ({"prototypes_per_token": True}, r"prismlm\.json"),
         ({"base": None}, r"prismlm\.json"),
-        ({"base": {"name": "", "revision": None, "fingerprint": "", "bogus": 1}}, r"prismlm\.json"),
-        ({"logit_map": []}, r"prismlm\.json"),
-        ({"logit_map": {"scale": None}}, r"prismlm\.json"),
-        ({"provenance": "text"}, r"prismlm\.json"),
     ],
 )
 def test_metadata_that_cannot_be(directory, values, words):

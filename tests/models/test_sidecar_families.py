@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from peft import LoraConfig, PeftModel, get_peft_model
-from transformers import AutoModelForCausalLM, Trainer, TrainingArguments, pipeline
+from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
 import prismlm
 from prismlm.errors import InputError
@@ -246,18 +246,3 @@ def test_an_exported_program_gives_logits_and_routing_of_other_tokens(family_of)
         found, expected = program.module()(second), both(second)
     torch.testing.assert_close(found.logits, expected.logits)
     assert torch.equal(found.routing.indices, expected.routing.indices)
-
-
-def test_pipelines_of_the_directory_and_of_an_edited_model(family_of):
-    family = family_of("llama")
-    asked = {"max_new_tokens": NEW, "do_sample": False}
-    alone = pipeline("text-generation", model=str(family.directory), device="cpu")
-    opened = pipeline(
-        "text-generation", model=family.lm.model, tokenizer=family.lm.tokenizer, device="cpu"
-    )
-    expected = family.lm.generate(TEXT, tokens=NEW)
-    assert alone(TEXT, **asked)[0]["generated_text"] == expected
-    with family.lm.edit(only="prototypes"):
-        edited = family.lm.generate(TEXT, tokens=NEW)
-        assert opened(TEXT, **asked)[0]["generated_text"] == edited
-    assert edited != expected

@@ -4,7 +4,6 @@ The matrix test has generation, padding and caches of every family.
 """
 
 import copy
-import pickle
 import threading
 
 import pytest
@@ -12,7 +11,7 @@ import torch
 
 from prismlm.errors import InputError
 from prismlm.models.seam import capture
-from prismlm.models.uncertainty_feedback import carried_code, uncertainty_of
+from prismlm.models.uncertainty_feedback import uncertainty_of
 from tests.helpers.feedback_families import IMAGE, V, attach_drawn, build, codes_of
 
 IDS = torch.tensor([[1, 4, 5, 6, 7], [1, 7, 6, 5, 4]])
@@ -26,41 +25,20 @@ def model():
 
 
 @torch.no_grad()
-def test_positional_arguments():
-    model = build("gpt2")
+def test_positional_arguments(model):
     attach_drawn(model, 64, passes=2)
     caches = [model(IDS, use_cache=True).past_key_values for _ in range(2)]
     by_name = model(IDS[:, :2], past_key_values=caches[0])
-    output = model(IDS[:, :2], caches[1])
+    output = model(IDS[:, :2], None, None, caches[1])
     # The pass for codes leaves the cache unchanged.
     assert caches[1].get_seq_length() == caches[0].get_seq_length() == 7
     assert torch.equal(output.logits, by_name.logits)
-    with pytest.raises(TypeError, match="input_ids"):
-        model(IDS, input_ids=IDS)
-    with pytest.raises(ValueError, match="longer"):
-        model(IDS, *[None] * 40)
-
-
-def test_gradients_flow_through_a_cache_that_is_continued(model):
-    """As in training in pieces, and with prefixes that are trained."""
-    attach_drawn(model, 64, passes=2)
-    first = model(IDS, use_cache=True)
-    rest = model(IDS, past_key_values=first.past_key_values)
-    codes = torch.cat([first.uncertainty_codes, rest.uncertainty_codes], 1)
-    whole = model(torch.cat([IDS, IDS], 1), uncertainty_codes=codes, use_cache=False)
-    grads = []
-    for logits in (whole.logits[:, 5:], rest.logits):
-        model.zero_grad()
-        logits.square().sum().backward()
-        grads.append(model.model.layers[0].self_attn.v_proj.weight.grad.clone())
-    torch.testing.assert_close(*grads)
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("passes", [1, 2])
-def test_a_call_that_failed_leaves_nothing_behind(model, passes):
+def test_a_call_that_failed_leaves_nothing_behind(model):
     plain = model.model(IDS).last_hidden_state
-    attach_drawn(model, 64, passes=passes)
+    attach_drawn(model, 64, passes=2)
 
     def fail(*_args):
         raise OSError("broken")
@@ -74,7 +52,7 @@ def test_a_call_that_failed_leaves_nothing_behind(model, passes):
 
 @torch.no_grad()
 def test_threads_and_copies(model):
-    """Two threads in the middle of a call at the same time; a copy and a pickle."""
+    """Two threads in the middle of a call at the same time."""
     feedback = attach_drawn(model, 64, passes=2)
     texts = [IDS, torch.tensor([[1, 9, 8]])]
     expected = [model(ids, use_cache=False) for ids in texts]
@@ -98,10 +76,10 @@ def test_threads_and_copies(model):
     for number, output in enumerate(expected):
         assert torch.equal(outputs[number].uncertainty_codes, output.uncertainty_codes)
         torch.testing.assert_close(outputs[number].logits, output.logits)
-    for again in (copy.deepcopy(model), pickle.loads(pickle.dumps(model))):
-        assert uncertainty_of(again) is not feedback
-        assert torch.equal(again(IDS, use_cache=False).logits, expected[0].logits)
-        assert torch.equal(again.generate(IDS, **SETTINGS), model.generate(IDS, **SETTINGS))
+    again = copy.deepcopy(model)
+    assert uncertainty_of(again) is not feedback
+    assert torch.equal(again(IDS, use_cache=False).logits, expected[0].logits)
+    assert torch.equal(again.generate(IDS, **SETTINGS), model.generate(IDS, **SETTINGS))
 
 
 @torch.no_grad()
@@ -110,24 +88,21 @@ def test_a_model_whose_state_cannot_carry_codes():
     attach_drawn(model, 64)
     with pytest.raises(InputError, match="state cannot carry the code"):
         model.generate(IDS, **SETTINGS)
-    output = model(IDS, use_cache=True)
-    assert output.uncertainty_codes.shape == IDS.shape
-    with pytest.raises(InputError, match="state cannot carry the code"):
-        model(IDS[:, :1], state=output.state)
+    assert model(IDS, use_cache=True).uncertainty_codes.shape == IDS.shape
 
 
 @torch.no_grad()
 def test_logits_of_some_positions(model):
     attach_drawn(model, 64)
-    expected = carried_code(model(IDS, use_cache=True).past_key_values).following
-    for keep in (torch.tensor([1, 4]), torch.tensor([0, -1]), 1, 2):
+    expected = model(IDS, use_cache=True).past_key_values.prismlm_codes.following
+    for keep in (torch.tensor([1, 4]), torch.tensor([0, -1]), 1):
         cache = model(IDS, use_cache=True, logits_to_keep=keep).past_key_values
-        assert torch.equal(carried_code(cache).following, expected)
-    for keep in (torch.tensor([1, 2]), torch.tensor([], dtype=torch.int64)):
-        with pytest.raises(InputError, match="do not end with the last position"):
-            model(IDS, use_cache=True, logits_to_keep=keep)
-        # Without a cache no next token needs a code.
-        assert model(IDS, use_cache=False, logits_to_keep=keep).logits.shape[1] == len(keep)
+        assert torch.equal(cache.prismlm_codes.following, expected)
+    keep = torch.tensor([1, 2])
+    with pytest.raises(InputError, match="needs the logits of the last position"):
+        model(IDS, use_cache=True, logits_to_keep=keep)
+    # Without a cache no next token needs a code.
+    assert model(IDS, use_cache=False, logits_to_keep=keep).logits.shape[1] == 2
 
 
 @torch.no_grad()
@@ -137,14 +112,16 @@ def test_caches_of_other_rows_or_lengths(model):
     last = IDS[:, :1]
     with pytest.raises(InputError, match=r"codes of 2 rows, .* has 1: .*batch_select_indices"):
         model(last[:1], past_key_values=first)
+    following = first.prismlm_codes.following
+    first.batch_select_indices(torch.tensor([1]))
+    first.batch_repeat_interleave(2)
+    codes = model(last, past_key_values=first).uncertainty_codes
+    assert torch.equal(codes, following[[1, 1]])
     feedback.detach()
     model(last, past_key_values=second)
     attach_drawn(model, 64)
     with pytest.raises(InputError, match="codes of 5 positions, and this call has 6"):
         model(last, past_key_values=second)
-    first.crop(-1)
-    with pytest.raises(InputError, match="codes of 5 positions, and this call has 4"):
-        model(last, past_key_values=first)
 
 
 @torch.no_grad()
@@ -156,40 +133,6 @@ def test_a_cache_without_codes_and_one_that_was_reset(model):
     cache.reset()
     expected = model(IDS[:1]).uncertainty_codes
     assert torch.equal(model(IDS[:1], past_key_values=cache).uncertainty_codes, expected)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("name", ["llama", "gemma3", "t5"])
-def test_a_static_cache_is_refused(name):
-    model = build(name)
-    attach_drawn(model, 64)
-    with pytest.raises(InputError, match=r"static cache: .*Leave cache_implementation out"):
-        model.generate(IDS, **SETTINGS, cache_implementation="static")
-
-
-@torch.no_grad()
-def test_the_mask_of_one_token(model):
-    """If it is padding, it has no code, and neither has the next token."""
-    attach_drawn(model, 64)
-    ones, padded = torch.ones(1, 6, dtype=torch.int64), torch.tensor([[1, 1, 1, 1, 1, 0]])
-    codes = []
-    for mask in (None, ones, padded):
-        cache = model(IDS[:1], use_cache=True).past_key_values
-        output = model(IDS[:1, :1], past_key_values=cache, attention_mask=mask)
-        codes.append((output.uncertainty_codes.item(), carried_code(cache).following.item()))
-    assert codes[0] == codes[1]
-    assert min(codes[0]) >= 0
-    assert codes[2] == (-1, -1)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("setting", ["video_token_id", "audio_token_index"])
-def test_placeholders_of_video_and_audio_are_not_text(model, setting):
-    setattr(model.config, setting, 6)
-    attach_drawn(model, 64)
-    codes = model(input_ids=IDS, use_cache=False).uncertainty_codes
-    # No code at the start, at a placeholder, and after it.
-    assert codes.tolist() == [[-1, NEUTRAL, NEUTRAL, -1, -1], [-1, NEUTRAL, -1, -1, NEUTRAL]]
 
 
 @torch.no_grad()
@@ -208,7 +151,7 @@ def test_the_decoder_of_an_encoder_decoder():
 
 
 @torch.no_grad()
-def test_image_tokens_have_no_codes():
+def test_tokens_that_stand_for_images_and_video_have_no_codes(model):
     llava = build("llava")
     inputs = {
         "input_ids": torch.tensor([[1, 5, *[IMAGE] * 4, 7, 8]]),
@@ -226,19 +169,20 @@ def test_image_tokens_have_no_codes():
     feedback.passes = 2
     second, predicted = llava(**inputs).uncertainty_codes, codes_of(output.logits)
     assert second[0, [1, 7]].tolist() == predicted[0, [0, 6]].tolist()
+    model.config.video_token_id = 6
+    attach_drawn(model, 64)
+    codes = model(input_ids=IDS, use_cache=False).uncertainty_codes
+    assert codes.tolist() == [[-1, NEUTRAL, NEUTRAL, -1, -1], [-1, NEUTRAL, -1, -1, NEUTRAL]]
 
 
 @torch.no_grad()
 def test_captured_states_are_those_of_the_last_pass(model):
     attach_drawn(model, 64, passes=3)
     expected = model(IDS, use_cache=False)
-    for logits in (True, False):
-        with capture(model, logits=logits) as captured:
-            output = model(IDS, use_cache=False)
-        assert torch.equal(output.uncertainty_codes, expected.uncertainty_codes)
-        torch.testing.assert_close(captured.z @ model.lm_head.weight.T, expected.logits)
-        assert output.logits.shape[1] == (5 if logits else 0)
-    assert torch.equal(model(IDS, use_cache=False).logits, expected.logits)
+    with capture(model, logits=False) as captured:
+        output = model(IDS, use_cache=False)
+    assert torch.equal(output.uncertainty_codes, expected.uncertainty_codes)
+    torch.testing.assert_close(captured.z @ model.lm_head.weight.T, expected.logits)
 
 
 def test_a_cache_that_the_model_does_not_return_carries_codes():
@@ -250,6 +194,4 @@ def test_a_cache_that_the_model_does_not_return_carries_codes():
     model.register_forward_hook(lambda *call: calls.append(call[-1].uncertainty_codes))
     ids = torch.randint(2, V, (2, 6), generator=torch.Generator().manual_seed(2))
     model.generate(ids, max_new_tokens=5, do_sample=False)
-    codes = torch.cat(calls, 1)
-    assert codes.shape == (2, 10)
-    assert len(codes[:, 6:].unique()) > 3
+    assert len(torch.cat(calls, 1)[:, 6:].unique()) > 3

@@ -7,7 +7,6 @@ import pytest
 import torch
 
 from prismlm.models.seam import decoder_and_embeddings
-from prismlm.models.uncertainty_feedback import load_uncertainty
 from prismlm.training import parallel
 from tests.helpers import forked
 from tests.helpers.feedback_families import (
@@ -111,12 +110,12 @@ def same(found, expected):
 
 
 @every_family
-@pytest.mark.parametrize("how", [{"do_sample": False}, {"do_sample": True, "temperature": 1.5}])
 @torch.no_grad()
-def test_generated_logits_are_those_step_by_step_and_of_one_call_with_all_codes(name, how):
+def test_generated_logits_are_those_step_by_step_and_of_one_call_with_all_codes(name):
     fed = Fed(name)
     ids = fed.rows()
-    found = fed.generate(ids, **how, return_dict_in_generate=True, output_logits=True)
+    how = {"do_sample": True, "temperature": 1.5, "return_dict_in_generate": True}
+    found = fed.generate(ids, **how, output_logits=True)
     whole = found.sequences[:, :-1]
     logits, codes = fed.steps(whole, ids.shape[1])
     same(torch.stack(found.logits, 1), logits)
@@ -196,14 +195,6 @@ def test_chosen_rows_of_a_cache_keep_their_codes(name):
     output = fed.call(ids[order, last:], rows=order, cache=cache)
     assert torch.equal(output.uncertainty_codes[:, 0], codes[order, last])
     same(output.logits[:, 0], logits[order, -1])
-    # The caches of these choose rows by reorder_cache alone.
-    if not hasattr(cache, "batch_select_indices") or name in ("mamba", "protot", "deltanet"):
-        return
-    following = codes_of(output.logits[:, -1])
-    cache.batch_select_indices(torch.tensor([1]))
-    cache.batch_repeat_interleave(2)
-    more = fed.call(torch.tensor([[4], [4]]), rows=[0, 0], cache=cache)
-    assert more.uncertainty_codes[:, 0].tolist() == [following[1]] * 2
 
 
 @pytest.mark.parametrize("name", [name for name in KINDS if name != "mamba"])
@@ -240,24 +231,6 @@ def test_recomputed_activations_give_the_same_gradients(name):
     assert calls == [2, 3]
     assert found[0]["prismlm_uncertainty.weight"].abs().max() > 0
     torch.testing.assert_close(found[1], found[0])
-
-
-@every_kind
-@torch.no_grad()
-def test_a_saved_model_is_bitwise_the_same(name, tmp_path):
-    fed = Fed(name, rows=9, passes=2)
-    fed.model.save_pretrained(tmp_path)
-    again = Fed.__new__(Fed)
-    again.__dict__ |= fed.__dict__
-    again.model = type(build(name)).from_pretrained(tmp_path).eval()
-    again.feedback = load_uncertainty(tmp_path, again.model)
-    assert (again.feedback.passes, again.feedback.embedding.levels) == (2, LEVELS)
-    ids = fed.rows()
-    expected, found = (one.call(ids) for one in (fed, again))
-    assert torch.equal(found.uncertainty_codes, expected.uncertainty_codes)
-    assert torch.equal(found.logits, expected.logits)
-    fed.feedback.detach()
-    assert not torch.allclose(fed.call(ids).logits, expected.logits)
 
 
 @pytest.mark.slow

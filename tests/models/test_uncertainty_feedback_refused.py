@@ -23,7 +23,7 @@ from prismlm.models.uncertainty_feedback import (
     save_uncertainty,
     uncertainty_of,
 )
-from tests.helpers.feedback_families import COMMON, FAMILIES, V, attach_drawn, build
+from tests.helpers.feedback_families import COMMON, V, attach_drawn, build
 
 IDS = torch.tensor([[3, 4, 5], [5, 6, 7]])
 ENCODER = COMMON | {"intermediate_size": 24, "num_attention_heads": 2}
@@ -38,12 +38,10 @@ def model():
     ("settings", "words"),
     [
         ({"levels": 1}, "of uncertainty is 1: expected a whole number from 2 on"),
-        ({"levels": 256.0}, "256.0: expected a whole number"),
         ({"deviation": -0.1}, "expected a number from 0 on"),
         ({"passes": 0}, "number of passes is 0"),
     ],
 )
-@pytest.mark.usefixtures("unchecked")
 def test_settings_that_no_table_can_have(model, settings, words):
     with pytest.raises(InputError, match=words):
         attach_drawn(model, **{"levels": 8} | settings)
@@ -51,16 +49,10 @@ def test_settings_that_no_table_can_have(model, settings, words):
 
 
 @pytest.mark.usefixtures("unchecked")
-@pytest.mark.parametrize("wrap", [torch.nn.DataParallel, lambda _: "gpt2"])
-def test_objects_other_than_hugging_face_models(model, wrap, tmp_path):
-    for use in (lambda it: attach_drawn(it, 8), lambda it: load_uncertainty(tmp_path, it)):
-        with pytest.raises(InputError, match=r"got a (DataParallel|str): .*its \.module"):
-            use(wrap(model))
-
-
 @pytest.mark.parametrize(
     "build_model",
     [
+        lambda: torch.nn.DataParallel(build("llama")),
         lambda: BertForMaskedLM(BertConfig(**ENCODER)),
         # Classes for language modelling that see later tokens.
         lambda: BertLMHeadModel(BertConfig(**ENCODER)),
@@ -69,7 +61,7 @@ def test_objects_other_than_hugging_face_models(model, wrap, tmp_path):
         ),
     ],
 )
-def test_encoders_are_refused(build_model):
+def test_what_predicts_no_next_token(build_model):
     model = build_model().train()
     with pytest.raises(InputError, match=r"predicts no next token.* is_decoder=True"):
         attach_drawn(model, 8)
@@ -81,7 +73,7 @@ def test_encoders_are_refused(build_model):
 def test_models_that_do_not_declare_their_parts_or_do_not_call_them(model, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(LlamaForCausalLM, "get_decoder", lambda self: self)
-        with pytest.raises(InputError, match=r"LlamaForCausalLM .* define get_decoder\(\)"):
+        with pytest.raises(InputError, match=r"get_decoder\(\)"):
             attach_drawn(model, 8)
     unused = torch.nn.Embedding(V, 16)
     monkeypatch.setattr(LlamaForCausalLM, "get_input_embeddings", lambda self: unused)
@@ -93,77 +85,61 @@ def test_models_that_do_not_declare_their_parts_or_do_not_call_them(model, monke
 @torch.no_grad()
 def test_a_call_without_ids_or_with_codes_that_cannot_be_replayed(model):
     embeds = model.get_input_embeddings()(IDS)
-    plain = model(inputs_embeds=embeds).logits
-    feedback = attach_drawn(model, 8)
-    no_ids, whole = (
-        r"input_ids are .*expected token ids \[B, T\]",
-        r"expected whole numbers \[2, 3\]",
-    )
+    attach_drawn(model, 8)
     for inputs, words in (
-        ({"inputs_embeds": embeds}, no_ids),
-        ({"input_ids": IDS[0]}, no_ids),
-        ({"input_ids": IDS[:, :0]}, no_ids),
-        ({"uncertainty_codes": torch.full((2, 3), 8)}, r"each token, from -1 \(none\) to 7"),
-        ({"uncertainty_codes": torch.zeros(2, 4, dtype=torch.int64)}, whole),
-        ({"return_dict": False}, "return_dict=False"),
+        ({"inputs_embeds": embeds}, "expects input_ids, token ids"),
+        ({"input_ids": IDS, "uncertainty_codes": torch.full((2, 3), 8)}, r"-1 \(none\) to 7"),
+        ({"input_ids": IDS, "uncertainty_codes": torch.zeros(2, 4).long()}, r"numbers \[2, 3\]"),
     ):
-        named = inputs if words == no_ids else inputs | {"input_ids": IDS}
         with pytest.raises(InputError, match=words):
-            model(**named)
-    feedback.detach()
-    assert torch.equal(model(inputs_embeds=embeds).logits, plain)
+            model(**inputs)
 
 
 @torch.no_grad()
-@pytest.mark.parametrize(("passes", "use_cache"), [(1, True), (2, True), (2, False)])
-def test_nan_logits_are_named_by_row_and_position(model, passes, use_cache):
-    attach_drawn(model, 8, passes=passes)
+def test_nan_logits(model):
+    attach_drawn(model, 8)
     added = torch.zeros(2, 3, V)
     added[1, 2, 4] = torch.nan
     handle = model.lm_head.register_forward_hook(lambda _module, _args, logits: logits + added)
-    count = 2 if passes == 1 else 6
-    words = rf"NaN or \+∞.* First at row 1, position 2; 1 of {count}"
-    with pytest.raises(InputError, match=words):
-        model(IDS, use_cache=use_cache)
+    with pytest.raises(InputError, match=r"NaN or \+∞"):
+        model(IDS, use_cache=True)
     handle.remove()
     # The next call starts afresh.
-    assert model(IDS, use_cache=use_cache).uncertainty_codes[:, 0].tolist() == [-1, -1]
+    assert model(IDS, use_cache=True).uncertainty_codes[:, 0].tolist() == [-1, -1]
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", ["llama", "protot", "mamba"])
-def test_generation_that_would_change_codes(name):
-    model = build(name)
+def test_generation_that_would_change_codes(model):
     attach_drawn(model, 8)
     settings = {"max_new_tokens": 3, "pad_token_id": 0}
     for refused in (
-        {"assistant_model": build(name)},
+        {"assistant_model": build("llama")},
         {"prompt_lookup_num_tokens": 2},
-        {"assistant_early_exit": 1},
-        {"use_mtp": True},
         {"generation_config": GenerationConfig(**settings, prefill_chunk_size=2)},
         {"use_cache": False},
     ):
         with pytest.raises(InputError, match=r"not possible with uncertainty feedback"):
-            model.generate(IDS, **settings, **refused)
+            model.generate(IDS[:1], **settings, **refused)
     # What another configuration leaves open is the model's own.
     model.generation_config.use_cache = False
-    with pytest.raises(InputError, match=r"use_cache is not possible with uncertainty"):
+    with pytest.raises(InputError, match=r"use_cache=False is not possible with uncertainty"):
         model.generate(IDS, generation_config=GenerationConfig(**settings))
-    model.generate(IDS, **settings, use_cache=True, use_mtp=False)
-    # An argument comes before both, even None.
-    model.generation_config.prompt_lookup_num_tokens = 2
-    model.generate(IDS, **settings, use_cache=True, prompt_lookup_num_tokens=None)
-    for start in (model.generate_batch, model.init_continuous_batching):
-        with pytest.raises(InputError, match=r"continuous batching .* Use generate\(\)"):
-            start(IDS.tolist())
+    model.generate(IDS, **settings, use_cache=True)
+    with pytest.raises(InputError, match=r"continuous batching .* Use generate\(\)"):
+        model.generate_batch(IDS.tolist())
+
+
+@torch.no_grad()
+def test_a_static_cache(model):
+    attach_drawn(model, 64)
+    with pytest.raises(InputError, match="static cache lacks"):
+        model.generate(IDS, max_new_tokens=3, cache_implementation="static")
 
 
 def test_attaching_twice(model):
     feedback = attach_drawn(model, 8)
     with pytest.raises(InputError, match=r"has uncertainty feedback already: detach\(\)"):
         attach_drawn(model, 8)
-    assert uncertainty_of(model) is feedback
     feedback.detach()
     again = attach_drawn(model, 16)
     assert model(IDS).uncertainty_codes.max() == 8
@@ -178,14 +154,12 @@ def saved(model, tmp_path):
     return tmp_path
 
 
-def test_a_table_of_another_width_model_or_dtype(model, saved):
-    config = FAMILIES["llama"]()
-    config.hidden_size = 32
+def test_a_table_of_another_model_or_dtype(model, saved):
     other = build("llama")
     with torch.no_grad():
         other.get_input_embeddings().weight[0, 0] += 1
-    for wrong in (LlamaForCausalLM(config), build("llama").bfloat16(), other):
-        with pytest.raises(FormatError, match=r"cannot verify .* dtype=torch.float32"):
+    for wrong in (build("llama").bfloat16(), other):
+        with pytest.raises(FormatError, match=r"other input embeddings .* dtype=torch.float32"):
             load_uncertainty(saved, wrong)
         assert uncertainty_of(wrong) is None
     with pytest.raises(FormatError, match="has no uncertainty_feedback"):
@@ -196,14 +170,10 @@ def test_a_table_of_another_width_model_or_dtype(model, saved):
 @pytest.mark.parametrize(
     ("table", "changes", "words"),
     [
-        (None, {"format_version": 2}, "format version 2; this prismlm reads 1"),
+        (None, {"format_version": 2}, "format version is not 1"),
         (None, {"levels": 63}, "for 63 levels"),
-        (None, {"passes": 0}, "number of passes is 0"),
-        (None, {"model": None}, "model is None"),
         (torch.full((64, 16), torch.nan), {}, "a finite table"),
-        (torch.zeros(64, 8), {}, "cannot verify that the table matches"),
-        (torch.zeros(16), {}, r"has torch.float32 \[16\]"),
-        (torch.zeros(1, 16), {}, "rows of the table is 1"),
+        (torch.zeros(64, 8), {}, "other input embeddings"),
         ("cut off", {}, r"cannot be read: .* Restore the file"),
     ],
 )

@@ -12,8 +12,6 @@ import prismlm
 from prismlm.models.uncertainty_feedback import load_uncertainty, uncertainty_of
 from tests.helpers.feedback_families import V, attach_drawn, build
 
-TABLE = "prismlm_uncertainty.weight"
-FAMILIES = ["llama", "protot", "mamba"]
 IDS = torch.tensor([[3, 4, 5, 6, 7], [1, 7, 6, 5, 4]])
 
 
@@ -35,7 +33,7 @@ def logits_of(model):
     return model.eval()(IDS).logits
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", ["llama", "protot"])
 def test_trainer_trains_saves_and_resumes_the_table(name, tmp_path):
     model = build(name)
     feedback = prismlm.attach_uncertainty(model)
@@ -60,12 +58,11 @@ def test_trainer_trains_saves_and_resumes_the_table(name, tmp_path):
     assert torch.equal(logits_of(resumed), expected)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_save_pretrained_writes_the_plain_model_and_the_table(name, tmp_path):
-    model, plain = build(name), build(name)
+def test_save_pretrained_writes_the_plain_model_and_the_table(tmp_path):
+    model, plain = build("mamba"), build("mamba")
     attach_drawn(model, 64)
     names = {n for n, _ in model.named_parameters()} - {n for n, _ in plain.named_parameters()}
-    assert names == {TABLE}
+    assert names == {"prismlm_uncertainty.weight"}
     model.save_pretrained(tmp_path / "fed")
     plain.save_pretrained(tmp_path / "plain")
     for file in ("config.json", "generation_config.json", "model.safetensors"):

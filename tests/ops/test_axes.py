@@ -5,9 +5,9 @@ import torch
 
 from prismlm.errors import InputError
 from prismlm.ops.axes import check_axes
-from prismlm.ops.channel_parts import ChannelFlow, channel_parts, token_parts
+from prismlm.ops.channel_parts import ChannelFlow, channel_parts
 from prismlm.ops.delta_rule import delta_rule
-from prismlm.ops.prototype_head import pursue, route
+from prismlm.ops.prototype_head import route
 from prismlm.ops.prototype_mixer import PrefixState, prefix_mean
 from prismlm.ops.signal_noise_attention import attend
 
@@ -18,7 +18,7 @@ def ones(*shape):
     return torch.ones(shape)
 
 
-GATES, HEADS, FIRST = ones(2, 6, 3), ones(2, 6, 3, 4), torch.zeros(5, 1, dtype=torch.int64)
+GATES, HEADS = ones(2, 6, 3), ones(2, 6, 3, 4)
 MEAN = {"write": GATES, "read": GATES, "values": ones(2, 6, 4), "decay": ones(3) / 2}
 RULE = {"queries": HEADS, "keys": HEADS, "values": HEADS, "rates": GATES}
 ATTENTION = {"u_signal": HEADS, "u_noise": HEADS, "noise_weight": 0.1} | {
@@ -27,46 +27,24 @@ ATTENTION = {"u_signal": HEADS, "u_noise": HEADS, "noise_weight": 0.1} | {
 ROUTE = {"z": ones(5, 4), "prototypes": ones(7, 4), "k": 2, "scale": 1.0}
 FLOW = ChannelFlow(GATES[0], GATES[0], -GATES[0], ones(6, 4), ones(6, 4), ones(1, 4))
 PARTS = {"flow": FLOW, "position": 3, "directions": ones(1, 4)}
-TOKENS = PARTS | {"channels": torch.tensor([1])}
-PURSUE = {"z": ones(5, 4), "prototypes": ones(7, 4), "k": 8, "first": FIRST}
 
 
 @pytest.mark.parametrize(
     ("function", "arguments", "changes"),
     [
-        *(
-            (prefix_mean, MEAN, change)
-            for change in (
-                {"read": GATES[:, :5]}, {"read": GATES[:, :1]}, {"write": GATES[:1]},
-                {"values": ones(2, 5, 4)}, {"decay": ones(1)}, {"decay": ones(1, 6, 3)},
-                {"state": PrefixState(ones(1, 3, 4), ones(1, 3))}, {"mask": ones(2, 6)},
-                {"starts": ones(1, 6).bool()},
-            )
-        ),
-        *(
-            (delta_rule, RULE, change)
-            for change in (
-                {"queries": HEADS[:1]}, {"rates": GATES[:, :1]}, {"values": HEADS[:, :, :1]},
-                {"state": ones(1, 3, 4, 4)}, {"mask": ones(2, 6).long()},
-            )
-        ),
-        *(
-            (attend, ATTENTION, change)
-            for change in (
-                {"signal_frequencies": ones(1), "noise_frequencies": ones(1)},
-                {"positions": torch.zeros(1, 1, dtype=torch.int64)}, {"mask": ones(2, 1, 3, 3)},
-            )
-        ),
-        *(
-            (route, ROUTE, change)
-            for change in ({"mask": ones(1).bool()}, {"mask": ones(5).long()}, {"k": -1}, {"k": 8})
-        ),
-        (pursue, PURSUE, {}),
+        (prefix_mean, MEAN, {"read": GATES[:, :1]}),
+        (prefix_mean, MEAN, {"decay": ones(1)}),
+        (prefix_mean, MEAN, {"state": PrefixState(ones(1, 3, 4), ones(1, 3))}),
+        (prefix_mean, MEAN, {"mask": ones(2, 6)}),
+        (delta_rule, RULE, {"values": HEADS[:, :, :1]}),
+        (delta_rule, RULE, {"mask": ones(2, 6).long()}),
+        (attend, ATTENTION, {"positions": torch.zeros(1, 1, dtype=torch.int64)}),
+        (route, ROUTE, {"mask": ones(1).bool()}),
+        (route, ROUTE, {"k": 8}),
         (channel_parts, PARTS, {"position": -1}),
         (channel_parts, PARTS, {"directions": ones(1, 1)}),
-        (token_parts, TOKENS, {"directions": ones(4)}),
     ],
-)  # fmt: skip
+)
 def test_what_does_not_fit_is_refused(function, arguments, changes):
     with pytest.raises(InputError, match=r"expected"):
         function(**arguments | changes)

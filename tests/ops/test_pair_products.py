@@ -1,6 +1,5 @@
 """Products of chosen pairs."""
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -40,12 +39,3 @@ def test_equals_the_matrix_and_each_alone(n, m, width, dtype, data):
             torch.tensor([0, 1]), columns[pair, None], left[rows[pair], None], right
         )
         assert torch.equal(one[0], found[pair])
-
-
-@pytest.mark.filterwarnings("error")
-def test_no_pairs_and_no_warning():
-    nothing = torch.zeros(0, dtype=torch.long)
-    found = pair_products(
-        torch.zeros(4, dtype=torch.long), nothing, torch.ones(3, 2), torch.ones(5, 2)
-    )
-    assert found.shape == (0,)

@@ -107,17 +107,6 @@ def test_a_low_precision_product_selects_and_float32_ranks(monkeypatch, score, d
         torch.testing.assert_close(grads, slow_grads, atol=1e-4, rtol=1e-3)
 
 
-def test_nearly_equal_prototypes():
-    """As early in training: whichever are chosen, their cosines are right."""
-    generator = torch.Generator().manual_seed(3)
-    z = torch.randn(64, 32, generator=generator)
-    centre = torch.randn(1, 32, generator=generator)
-    prototypes = centre + 1e-7 * torch.randn(200, 32, generator=generator)
-    routing, expected = (form.route(z, prototypes, 7, 1.0) for form in (fast, naive))
-    torch.testing.assert_close(routing.cosines, expected.cosines, atol=1e-6, rtol=0)
-    assert all(len(set(row)) == 7 for row in routing.indices.tolist())
-
-
 @pytest.mark.parametrize("tile_elements", [1, 64, 2**20])
 def test_tile_size_changes_nothing(monkeypatch, tile_elements):
     z, prototypes = inputs(100, 37, 16)
@@ -176,18 +165,6 @@ def test_autocast_changes_nothing():
     assert torch.equal(actual.nearest_point_cosine, expected.nearest_point_cosine)
 
 
-def test_inputs_need_not_be_contiguous():
-    z, prototypes = inputs(40, 60, 12, dtype=torch.float64)
-    results = []
-    for arrange in (lambda x: x, lambda x: x.T.contiguous().T):
-        states, bank = (arrange(x.detach()).requires_grad_() for x in (z, prototypes))
-        routing = fast.route(states, bank, 4, 1.0)
-        loss = routing.nearest_point_cosine.sum() + ops.reconstruct(routing, bank).square().sum()
-        loss.backward()
-        results.append((routing.indices, routing.nearest_point, loss, states.grad, bank.grad))
-    torch.testing.assert_close(*results)
-
-
 @pytest.mark.parametrize("form", FORMS)
 def test_zero_rows_have_cosine_zero_and_no_gradient(form):
     z = torch.tensor([[0.0, 0.0], [1.0, 0.0]], requires_grad=True)
@@ -199,14 +176,6 @@ def test_zero_rows_have_cosine_zero_and_no_gradient(form):
     assert prototypes.grad[0].tolist() == [0.0, 0.0]
     assert torch.isfinite(z.grad).all()
     assert torch.isfinite(prototypes.grad).all()
-
-
-def test_no_states():
-    prototypes = torch.randn(4, 3)
-    routing = fast.route(torch.empty(0, 3), prototypes, 2, 1.0)
-    assert routing.indices.shape == (0, 2)
-    assert routing.nearest_point.tolist() == [-1] * 4
-    assert fast.reconstruct(routing, prototypes).shape == (0, 3)
 
 
 @given(count=st.integers(1, 20), width=st.integers(1, 12), seed=st.integers(0, 1000))

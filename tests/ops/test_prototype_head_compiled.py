@@ -1,4 +1,4 @@
-"""torch.compile and torch.export around the prototype head; run as a script, compiled itself."""
+"""torch.compile around the prototype head; run as a script, too."""
 
 import sys
 from pathlib import Path
@@ -8,7 +8,7 @@ import torch
 
 from prismlm.layers import PrototypeHead
 from prismlm.ops import prototype_head as ops
-from prismlm.ops.prototype_head import fitted, naive
+from prismlm.ops.prototype_head import fitted
 from tests.helpers import forked
 
 
@@ -18,23 +18,6 @@ def test_a_compiled_step_is_one_graph_and_equals_eager(backend):
     done = forked.run_script(Path(__file__), backend)
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines() == ["cosine equal", "fitted equal"]
-
-
-class Routed(torch.nn.Module):
-    def forward(self, z, prototypes, mask):
-        return ops.route(z, prototypes, 3, 1.5, mask)
-
-
-def test_what_is_exported_routes_as_the_equation():
-    generator = torch.Generator().manual_seed(0)
-    z, other, prototypes = (torch.randn(n, 8, generator=generator) for n in (20, 20, 30))
-    mask = torch.arange(20) < 13
-    program = torch.export.export(Routed(), (other, prototypes, mask), strict=False).module()
-    for kept in (0, 7, 20):
-        mask = torch.arange(20) < kept
-        expected = naive.route(z, prototypes, 3, 1.5, mask)
-        for value, right in zip(program(z, prototypes, mask), expected, strict=True):
-            torch.testing.assert_close(value, right)
 
 
 def main(weights: str, backend: str) -> None:

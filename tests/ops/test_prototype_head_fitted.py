@@ -80,16 +80,6 @@ def test_float32_is_close_and_tiles_change_nothing(monkeypatch):
     torch.testing.assert_close(alone, exact)
 
 
-def test_autocast_does_not_lower_the_precision():
-    z, unit, indices = (
-        value.float() if value.is_floating_point() else value
-        for value in problem(2, states=40, prototypes=30, width=16, k=8)
-    )
-    plain = fit_weights(z, unit, indices)
-    with torch.autocast("cpu", torch.bfloat16):
-        assert torch.equal(fit_weights(z, unit, indices), plain)
-
-
 def chosen_of(z, prototypes, k):
     first = nearest(z, prototypes, min(k, fitted.PICKS), 1.0).indices
     return pursue(z, prototypes, k, first).indices
@@ -129,14 +119,6 @@ def test_pursuit_does_not_depend_on_tiles_and_has_no_duplicates(monkeypatch):
     assert all(len(set(row)) == 50 for row in chosen_of(states, unit, 50).tolist())
 
 
-def test_no_states_and_half_precision():
-    z, unit, indices = problem(1)
-    assert fit_weights(z[:0], unit, indices[:0]).shape == (0, 6)
-    assert chosen_of(z[:0], unit, 14).shape == (0, 14)
-    z, unit = z.bfloat16(), unit.bfloat16()
-    assert torch.equal(chosen_of(z, unit, 14), chosen_of(z.float(), unit.float(), 14))
-
-
 def test_gradients_of_a_pursuit_are_those_of_its_weights():
     """α = w / ‖p‖, differentiated by autograd through the naive weights."""
     z, unit, _ = problem(23, states=3, prototypes=30, width=9)
@@ -156,20 +138,6 @@ def test_gradients_of_a_pursuit_are_those_of_its_weights():
         results.append([activations.detach(), *(value.grad for value in inputs)])
     torch.testing.assert_close(*results)
     assert all(value.abs().max() > 0 for value in results[0])
-
-
-@pytest.mark.parametrize("value", [torch.nan, torch.inf])
-def test_prototypes_that_are_not_finite_do_not_affect_other_states(value):
-    z, unit, indices = problem(29, states=4, prototypes=30, k=6)
-    expected = fit_weights(z, unit, indices)
-    bad = unit.clone()
-    bad[indices[1, 2], 0] = value
-    weights = fit_weights(z, bad, indices)
-    assert weights[1].isnan().any()
-    for row in (0, 2, 3):
-        if int(indices[1, 2]) not in indices[row].tolist():
-            torch.testing.assert_close(weights[row], expected[row])
-    assert chosen_of(z, bad, 12).shape == (4, 12)
 
 
 def test_a_low_precision_product_chooses_nearly_the_same(monkeypatch):

@@ -1,7 +1,4 @@
-"""Operations of a training step, counted on a device without numbers: none waits for any.
-
-Tensors on ``meta`` have a dtype and a shape alone, so that to look at a number is an error.
-"""
+"""Operations of a training step, counted on ``meta``: looking at a number is an error there."""
 
 from contextlib import nullcontext
 
@@ -14,7 +11,7 @@ from prismlm.ops.prototype_mixer import prefix_mean
 
 
 class Operations(TorchDispatchMode):
-    """Counts what a device would be asked to do; views and memory alone are nothing to do."""
+    """Counts what a device would be asked to do, without views and memory."""
 
     def __init__(self):
         super().__init__()
@@ -33,7 +30,6 @@ def without_autocast(monkeypatch):
 
 
 def mixer_step(length):
-    """Return the operations of a mixer's step."""
     with torch.device("meta"):
         leaves = [torch.empty(2, length, size, requires_grad=True) for size in (32, 32, 128)]
         leaves.append(torch.empty(32, requires_grad=True))
@@ -44,7 +40,6 @@ def mixer_step(length):
 
 
 def head_step(states):
-    """Return the operations of a head's step with all its losses."""
     with torch.device("meta"):
         head = PrototypeHead(64, 4096, 16)
         z = torch.empty(states, 64, requires_grad=True)
@@ -54,11 +49,10 @@ def head_step(states):
 
 
 def test_a_step_of_the_mixer_is_as_many_operations_at_every_length():
-    counts = {mixer_step(length) for length in (256, 1024, 4096)}
+    counts = {mixer_step(length) for length in (256, 4096)}
     assert len(counts) == 1
     assert counts.pop() <= 140
 
 
-@pytest.mark.parametrize("states", [512, 8192])
-def test_a_step_of_the_head_is_few_operations(states):
-    assert head_step(states) <= 126
+def test_a_step_of_the_head_is_few_operations():
+    assert head_step(8192) <= 126

@@ -59,9 +59,3 @@ def test_fitted_heads_with_their_gradients(both):
 
     for one, other in zip(*both(rebuilt), strict=True):
         torch.testing.assert_close(one, other)
-
-
-def test_a_tile_is_as_large_as_a_gpu_wants_it():
-    z = torch.zeros(1)
-    assert tiles.at_once(z, 5) == 5
-    assert tiles.at_once(torch.zeros(1, device="meta"), 5) == tiles.OF_GPU

@@ -78,8 +78,3 @@ def test_merge_is_associative_and_commutative(rows, first, second):
 def test_merging_a_shard_twice_changes_nothing():
     rows = [(0, 0.5, 3), (0, 0.5, 7), (1, 0.25, 3), (0, 0.75, 4)]
     assert same(top_contexts.merge(fill(rows), fill(rows)), fill(rows))
-
-
-def test_merging_copies_no_accumulator():
-    top = fill([(0, 0.5, 3)])
-    assert top_contexts.merge(top, fill([(1, 0.5, 7)])).position is top.position

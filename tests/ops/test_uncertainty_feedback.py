@@ -86,10 +86,7 @@ def test_codes_of_predictions_by_hand():
     uneven = torch.tensor([math.log(3), 0.0])
     # 0.811278 of 1,000 and of 4.
     assert entropy_codes(uneven, 1001).item() == 811
-    assert entropy_codes(uneven[None, None], 5).tolist() == [[3]]
     assert entropy_codes(torch.stack([uneven, torch.zeros(2)]), 5).tolist() == [3, 4]
-    assert entropy_codes(torch.zeros(1, 1, 8), 65536).tolist() == [[65535]]
-    assert entropy_codes(torch.tensor([[[90.0, 0, 0]]]), 65536).tolist() == [[0]]
     # ln 2 of ln 4.
     assert entropy_codes(torch.tensor([[0.0, -math.inf, -math.inf, 0.0]]), 1000).item() == 499
 
@@ -101,8 +98,6 @@ def test_vectors_by_hand():
     expected = [[0, 1], [2, 3], [4, 5], [6, 3], [8, 1], [0, 0]]
     assert embed_codes(codes, table, 5).tolist() == expected
     assert embed_codes(torch.tensor([2, 0, NO_CODE]), table, 3).tolist() == [[8, 1], [0, 1], [0, 0]]
-    for code, vector in ((2, [8, 1]), (0, [0, 1]), (NO_CODE, [0, 0])):
-        assert embed_codes(torch.tensor([[code]]), table, 3).tolist() == [[vector]]
 
 
 @given(st.integers(2, 70), st.data())
@@ -125,31 +120,7 @@ def test_neighbouring_codes_of_16_bits_differ():
     torch.testing.assert_close(vectors, torch.arange(65536, dtype=torch.float64) / 65535)
 
 
-@pytest.mark.parametrize(
-    ("call", "words"),
-    [
-        (lambda: normalised_entropy(torch.tensor([[0.0, 1], [math.nan, 1]])), r"\[1\]; 1 of 2"),
-        (lambda: normalised_entropy(torch.tensor([[math.inf, 1.0]])), r"NaN or \+∞"),
-        (
-            lambda: normalised_entropy(torch.tensor([[[0.0, 1], [math.nan, 1]]]), first_position=5),
-            "row 0, position 6; 1 of 2",
-        ),
-        (lambda: normalised_entropy(torch.full((1, 3), -math.inf)), "only −∞"),
-        (
-            lambda: entropy_codes(torch.tensor([[[0.0, math.nan]]]), 4, first_position=5),
-            "row 0, position 5; 1 of 1",
-        ),
-    ],
-)
-def test_wrong_input(call, words):
-    with pytest.raises(InputError, match=words):
-        call()
-
-
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_interpolated_codes_in_half_precision_are_finite_and_near(dtype):
-    table = torch.randn(9, 4, generator=torch.Generator().manual_seed(0)).to(dtype)
-    codes = torch.arange(65536)
-    vectors = embed_codes(codes, table, 65536)
-    expected = embed_codes(codes, table.double(), 65536)
-    torch.testing.assert_close(vectors.double(), expected, atol=0.05, rtol=0.05)
+@pytest.mark.parametrize("row", [[math.nan, 1.0], [math.inf, 1.0], [-math.inf, -math.inf]])
+def test_wrong_input(row):
+    with pytest.raises(InputError, match=r"NaN or \+∞, or only −∞"):
+        entropy_codes(torch.tensor([[0.0, 1.0], row]), 4)

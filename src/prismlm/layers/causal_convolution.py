@@ -88,5 +88,4 @@ class CausalConvolution(nn.Module):
 
 
 def _gather(x: Shaped[Tensor, "B T F"], positions: Int64[Tensor, "B n"]) -> Shaped[Tensor, "B n F"]:
-    # Not take_along_dim, which specialises sizes when exported.
     return x.gather(1, positions[..., None].expand(-1, -1, x.shape[2]))

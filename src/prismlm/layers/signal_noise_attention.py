@@ -138,19 +138,11 @@ class SignalNoiseAttention(nn.Module):
 def signal_heads(width: int, head_size: int, expansion: int) -> int:
     """Return H = R·d / 2p; raise InputError for sizes that do not divide, or odd numbers."""
     if width % head_size or head_size % 2:
-        sizes = [str(size) for size in range(2, width + 1, 2) if width % size == 0]
-        hint = (
-            f"Choose {', '.join(sizes)}." if sizes else "No size divides an odd width: change it."
-        )
-        raise InputError(
-            f"a head size of {head_size} with a width of {width}: expected an even divisor of it. "
-            f"{hint}"
-        )
+        raise InputError(f"a head size of {head_size} is no even divisor of a width of {width}.")
     heads = expansion * width // head_size
     if heads % 2:
         raise InputError(
             f"R = {expansion} and width / head size = {width // head_size} make {heads} heads: "
-            "expected an even number, half for signal and half for noise. Use an even R, or a "
-            "head size that divides the width an even number of times."
+            "expected an even number, half for signal and half for noise."
         )
     return heads // 2

@@ -1,7 +1,6 @@
 """Attention weights and head outputs of a model while it runs, layer by layer.
 
-Weights exist in the eager implementation only, which :func:`attention_form` runs for one thread;
-other threads that use the model keep theirs.
+Weights exist in the eager implementation only, which :func:`attention_form` switches to.
 """
 
 from __future__ import annotations
@@ -9,20 +8,19 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from contextvars import ContextVar
 from functools import partial
-from typing import Any, Literal, NamedTuple, cast
+from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
-from transformers import PreTrainedConfig, PreTrainedModel
+from transformers import PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from prismlm.errors import InputError
-from prismlm.layers.signal_noise_attention import SignalNoiseAttention, SignalNoiseOutput
+from prismlm.layers.signal_noise_attention import SignalNoiseAttention
 from prismlm.models.decoders.protot import chosen_layers
-from prismlm.models.seam import run_decoder
+from prismlm.models.seam import lacks, run_decoder
 from prismlm.models.watch import Hook, evaluating, watch
 from prismlm.ops.signal_noise_attention import attention_weights
 
@@ -32,13 +30,8 @@ Read = Callable[[int, Tensor], None]
 EAGER = "eager"
 # Names of the output projection in Hugging Face's decoders.
 NAMES = ("o_proj", "out_proj", "c_proj", "dense", "wo")
-# The implementation for the passes of this thread or task, by the id of a configuration.
-_NONE: dict[int, str] = {}
-_forms: ContextVar[dict[int, str]] = ContextVar("prismlm_attention_form", default=_NONE)
-# Where a configuration stores its implementation; some families have a property over it.
-FORM = "_attn_implementation_internal"
-_counting = threading.Lock()
-_open_blocks = 0
+OURS = "prismlm_"  # implementations that interventions register
+_switching = threading.RLock()
 
 
 class HeadGroup(NamedTuple):
@@ -59,11 +52,7 @@ def attention_layers(model: nn.Module) -> tuple[nn.Module, ...]:
         if type(module).__name__.endswith("Attention") and hasattr(module, "layer_idx")
     ]
     if not layers:
-        kind = getattr(getattr(model, "config", None), "model_type", None) or type(model).__name__
-        raise InputError(
-            f"a model of type {kind!r} has no attention heads to read: expected signal/noise "
-            "attention, or a Hugging Face decoder with attention."
-        )
+        raise lacks(model, "attention heads")
     return tuple(layers)
 
 
@@ -103,50 +92,20 @@ def reading_attention(
 
 @contextmanager
 def attention_form(model: PreTrainedModel, name: str = EAGER) -> Iterator[None]:
-    """Run an attention implementation in the passes of this thread or task only.
+    """Run an attention implementation in the block, while blocks of other threads wait.
 
-    A model looks up the implementation in its configurations at each pass, for masks and layers:
-    in a block, they answer by thread or task. In nested blocks any registered implementation takes
+    Other passes of the model run it as well. In nested blocks any registered implementation takes
     precedence over ``eager``.
     """
-    outer = _forms.get()
-    forms = dict(outer)
-    for module in model.modules():
-        config = getattr(module, "config", None)
-        if isinstance(config, PreTrainedConfig) and forms.get(id(config), EAGER) == EAGER:
-            forms[id(config)] = name
-    _forms.set(forms)
-    _count_blocks(+1)
-    try:
-        yield
-    finally:
-        _count_blocks(-1)
-        # Tasks that started in the block have a copy of its context, and may outlive it.
-        forms.clear()
-        if _forms.get() is forms:
-            _forms.set(outer)
-
-
-def _count_blocks(change: int) -> None:
-    """Have configurations answer by context in blocks only: torch.compile cannot trace that."""
-    global _open_blocks
-    with _counting:
-        if not _open_blocks:
-            setattr(PreTrainedConfig, FORM, property(_get_form, _set_form))
-        _open_blocks += change
-        if not _open_blocks:
-            delattr(PreTrainedConfig, FORM)
-
-
-def _get_form(config: PreTrainedConfig) -> Any:
-    form, values = _forms.get().get(id(config)), vars(config)
-    if form is None and FORM not in values:
-        raise AttributeError(f"{type(config).__name__} has no {FORM}")
-    return form or values[FORM]
-
-
-def _set_form(config: PreTrainedConfig, form: Any) -> None:
-    vars(config)[FORM] = form
+    with _switching:
+        before = model.config._attn_implementation or EAGER
+        if before.startswith(OURS):
+            name = before
+        model.set_attn_implementation(name)
+        try:
+            yield
+        finally:
+            model.set_attn_implementation(before)
 
 
 def _weights_of(module: nn.Module, kwargs: dict[str, Any], output: Any, layer: int) -> Tensor:
@@ -158,7 +117,7 @@ def _weights_of(module: nn.Module, kwargs: dict[str, Any], output: Any, layer: i
                 "even in its eager implementation: its heads cannot be read."
             )
         return weights
-    past, new = kwargs.get("past"), cast("SignalNoiseOutput", output).projections
+    past, new = kwargs.get("past"), output.projections
     projections = new if past is None else torch.cat([past, new], 2)
     return attention_weights(
         projections[:, : module.heads],
@@ -201,12 +160,13 @@ def head_writes(
 
 
 def _output_projection(layer: nn.Module, number: int, heads: int) -> nn.Module:
-    why = f"a {type(layer).__name__} has no plain matrix {', '.join(NAMES)} over its heads"
-    if isinstance(layer, SignalNoiseAttention):
-        why = "the output of signal/noise attention includes λ, and has no matrix per head"
+    # The output of signal/noise attention includes λ, and has no matrix per head.
     matrix = next((getattr(layer, name) for name in NAMES if hasattr(layer, name)), None)
     if isinstance(matrix, nn.Linear | Conv1D):
         width = matrix.weight.shape[0 if isinstance(matrix, Conv1D) else 1]
         if not width % heads:
             return matrix
-    raise InputError(f"the outputs of the heads of layer {number} cannot be separated: {why}.")
+    raise InputError(
+        f"the outputs of the heads of layer {number} cannot be separated: a {type(layer).__name__} "
+        f"has no plain matrix {', '.join(NAMES)} over its heads."
+    )

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import os
 import shutil
@@ -10,6 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from prismlm.errors import FormatError, InputError, first_line
-from prismlm.files import atomic_directory, link_or_copy, read_json, room_to_write, share
+from prismlm.files import link_or_copy, read_json, room_to_write, share
 from prismlm.hub import download
 from prismlm.models.checkpoint import (
     ADAPTER_CONFIG,
@@ -35,7 +35,6 @@ from prismlm.models.sidecar import HEAD_FILE, META_FILE
 NOT_MERGED = ("use_rslora", "use_dora", "rank_pattern", "alpha_pattern")
 PREFIX, DOWN, UP = "base_model.model.", ".lora_A.weight", ".lora_B.weight"
 CONFIG_FILE = "config.json"
-GGUF = ".gguf"
 # Files of a head and its training run, which are not part of the base.
 OURS = (META_FILE, HEAD_FILE, "training.json", "attach.json")
 # Files of a checkpoint without custom code.
@@ -62,7 +61,7 @@ def adapter_updates(model: nn.Module, directory: Path) -> Iterator[tuple[str, Te
         tensors = load_file(path)
         scale = config["lora_alpha"] / config["r"]
         pairs = {name: tensors[name.removesuffix(DOWN) + UP] for name in tensors if DOWN in name}
-    except (OSError, SafetensorError, KeyError, TypeError, ArithmeticError) as error:
+    except (OSError, SafetensorError, KeyError, TypeError) as error:
         raise FormatError(f"the adapter {path} is damaged ({error!r}).") from error
     modules = dict(model.named_modules())
     unsupported = [name for name in tensors if not name.endswith((DOWN, UP))]
@@ -94,32 +93,25 @@ class BaseCheckpoint:
     @property
     def is_gguf(self) -> bool:
         """Whether it is a GGUF file, which must be converted."""
-        return self.path.suffix == GGUF
+        return self.path.is_file()
 
 
 def find_base(name: str, revision: str | None = None) -> BaseCheckpoint:
     """Find a checkpoint: a directory, a GGUF file, or a name on the hub, which is downloaded."""
     path = Path(name)
     if path.is_file():
-        if path.suffix != GGUF:
-            raise InputError(
-                f"{name} is a file, but not a GGUF file: give a directory with config.json and "
-                "safetensors, a .gguf file, or a name on the Hugging Face hub."
-            )
-        if importlib.util.find_spec("gguf") is None:
-            raise InputError(f"{name} is a GGUF file: to read it, pip install 'prismlm[gguf]'.")
         return BaseCheckpoint(name, path)
     patterns = [f"*{kind}" for kind in KINDS]
     directory = path if path.is_dir() else download(name, revision, patterns)
     refuse_adapter_alone(directory)
-    if not (directory / CONFIG_FILE).is_file():
-        raise InputError(
-            f"{directory} has no {CONFIG_FILE}: expected the directory of a Hugging Face "
-            "checkpoint, a .gguf file, or a name on the hub."
-        )
     refuse_pickles(directory)
-    if not any(file.suffix == ".safetensors" for file in _files_of(directory)):
-        raise InputError(f"{directory} has no weights: expected model.safetensors.")
+    names = [file.name for file in _files_of(directory)]
+    if CONFIG_FILE not in names or not any(name.endswith(".safetensors") for name in names):
+        raise InputError(
+            f"{directory} has no {CONFIG_FILE} or no weights: expected the directory of a Hugging "
+            "Face checkpoint, with config.json and model.safetensors, a .gguf file, or a name on "
+            "the hub."
+        )
     return BaseCheckpoint(name, directory, None if directory == path else directory.name)
 
 
@@ -156,36 +148,19 @@ def put_adapted(base: Path, adapter: Path, out: Path) -> None:
 
 @contextmanager
 def _putting(what: str, out: Path) -> Iterator[Path]:
-    """Yield a directory, whose files are moved into ``out`` after the block."""
-    complete = out / ".complete"
-    with room_to_write(what, out, WAY_OUT):
-        with quiet_transformers(), atomic_directory(complete) as temporary:
-            yield temporary
-        for file in _files_of(complete):
+    """Yield a directory, whose files are moved into ``out`` after the block, config.json last."""
+    out.mkdir(parents=True, exist_ok=True)
+    temporary = TemporaryDirectory(dir=out, prefix=".")
+    with room_to_write(what, out, WAY_OUT), quiet_transformers(), temporary as directory:
+        yield Path(directory)
+        for file in _files_of(Path(directory)):
             os.replace(file, out / file.name)
-        shutil.rmtree(complete)
 
 
 def _files_of(directory: Path) -> list[Path]:
-    """Return the files of a checkpoint, config.json last.
-
-    Links must not leave the directory, or the repository in the hub's cache, where
-    ``snapshots/COMMIT/FILE`` links to ``blobs/HASH``.
-    """
-    root = directory.resolve()
-    if root.parent.name == "snapshots" and (root.parent.parent / "blobs").is_dir():
-        root = root.parent.parent
-    paths = [
-        path
-        for path in sorted(directory.iterdir())
-        if path.is_file() and path.suffix in KINDS and path.name not in OURS
-    ]
-    for path in paths:
-        if not (target := path.resolve()).is_relative_to(root):
-            raise InputError(
-                f"{path} is a link to {target}, which is not in {root}: replace it by the file."
-            )
-    return sorted(paths, key=lambda path: path.name == CONFIG_FILE)
+    """Return the files of a checkpoint, config.json last."""
+    paths = [path for path in directory.iterdir() if path.suffix in KINDS and path.name not in OURS]
+    return sorted(paths, key=lambda path: (path.name == CONFIG_FILE, path.name))
 
 
 def _copy(files: list[Path], directory: Path) -> None:

@@ -37,7 +37,7 @@ from prismlm.errors import (
 from prismlm.files import read_json
 from prismlm.models.device import BALANCED, Placement, hold_embeddings
 from prismlm.models.seam import output_embedding, sees_ahead, verify_logit_map
-from prismlm.models.sidecar import HEAD_FILE, Sidecar, has_sidecar, load_sidecar
+from prismlm.models.sidecar import HEAD_FILE, Sidecar, check_belongs, load_sidecar
 from prismlm.models.uncertainty_feedback import UNCERTAINTY_FILE, has_uncertainty, load_uncertainty
 
 ADAPTER_CONFIG, ADAPTER_WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -63,9 +63,6 @@ def read_checkpoint(
     if spread:
         import accelerate  # noqa: F401
 
-        places = device.values() if isinstance(device, Mapping) else ()
-        for place in {*places} - {"disk"}:
-            _check_device(f"cuda:{place}" if isinstance(place, int) else place)
     torch_device = None if spread else _check_device(device)
     # Straight from the file to a GPU, without a copy of the whole model in memory.
     on_gpu = torch_device is not None and torch_device.type != "cpu"
@@ -91,8 +88,6 @@ def read_checkpoint(
         )
         model, info = opened
         tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
-        # Settings of the wrong type raise only when a text is encoded.
-        tokenizer("a")
     _check_loaded(directory, model, info, has_adapter)
     if spread and hasattr(model, "hf_device_map"):
         hold_embeddings(model)
@@ -123,10 +118,9 @@ def load_checkpoint(path: Path | str, *, device: Placement = "cpu") -> Checkpoin
         FormatError: no head, a damaged file, or files that do not belong together.
     """
     directory = _check_directory(path)
-    if not has_sidecar(directory):
-        load_sidecar(directory)  # raises before the weights are read, which takes longer
+    sidecar = load_sidecar(directory)
     model, tokenizer = read_checkpoint(directory, device=device)
-    sidecar = load_sidecar(directory, model)
+    check_belongs(sidecar, model, directory)
     verify_logit_map(model, sidecar.logit_map)
     sidecar.head.to(model.device)
     return Checkpoint(model, tokenizer, sidecar)
@@ -147,12 +141,6 @@ def wrap_read_errors(directory: Path) -> Iterator[None]:
             f"--device {BALANCED}."
         ) from error
     except Exception as error:  # transformers and tokenizers raise a dozen unrelated types here
-        if "device_map" in str(error):
-            raise InputError(
-                f"the device map does not fit the model in {directory}: name a device, such as "
-                "cuda:0, cpu or disk, for each of its parts, such as model.layers.0. "
-                f"({first_line(error)[:160]})"
-            ) from error
         if "trust_remote_code" not in str(error):
             raise FormatError(f"the checkpoint in {directory} cannot be read: {error}") from error
         code = ", ".join(sorted(path.name for path in directory.glob("*.py")))
@@ -165,9 +153,7 @@ def wrap_read_errors(directory: Path) -> Iterator[None]:
 def _check_directory(path: object) -> Path:
     directory = check_path("the model", path)
     if not directory.is_dir():
-        raise InputError(
-            f"{directory} is not a directory. Expected a model directory; `prismlm demo` makes one."
-        )
+        raise InputError(f"{directory} is not a directory: `prismlm demo` makes a model.")
     refuse_adapter_alone(directory)
     return directory
 
@@ -193,8 +179,7 @@ def _check_loaded(directory: Path, model: Any, info: dict[str, Any], has_adapter
             raise FormatError(
                 f"transformers does not apply the adapter in {directory} to "
                 f"{type(model).__name__} ({', '.join(unused[:KEYS_NAMED]) or 'all of it'}): it is "
-                f"for another model. Merge it with PEFT, or remove {ADAPTER_CONFIG} and "
-                f"{ADAPTER_WEIGHTS}."
+                f"for another model. Remove {ADAPTER_CONFIG} and {ADAPTER_WEIGHTS}."
             )
         # Then ``info`` covers only the adapter; transformers flags the weights that it loads, but
         # not always those that it quantises.
@@ -230,28 +215,18 @@ def refuse_adapter_alone(directory: Path) -> None:
     settings = read_json(adapter)
     base = settings.get("base_model_name_or_path") if isinstance(settings, dict) else None
     raise InputError(
-        f"{directory} is a PEFT adapter of {base or 'an unnamed model'}, not a complete model. "
-        "Merge it into that model, and use the merged one (pip install peft):\n"
-        f'  python -c "from peft import AutoPeftModelForCausalLM as A; A.from_pretrained('
-        f"'{directory}').merge_and_unload().save_pretrained('merged')\"\n"
-        "and copy the model's tokenizer into it: its tokenizer.json and tokenizer_config.json."
+        f"{directory} is a PEFT adapter of {base or 'an unnamed model'}, not a complete model: "
+        "give the model that AutoPeftModelForCausalLM.from_pretrained(DIR).merge_and_unload() "
+        "returns, saved with its tokenizer."
     )
 
 
 def _check_adapter(directory: Path) -> bool:
     """Return whether the directory has an adapter; refuse one that transformers would ignore."""
-    files = [name for name in (ADAPTER_CONFIG, ADAPTER_WEIGHTS) if (directory / name).is_file()]
-    if len(files) == 1:
-        raise FormatError(
-            f"{directory} has only {files[0]}: an adapter is {ADAPTER_CONFIG} and "
-            f"{ADAPTER_WEIGHTS}. Restore the other file, or remove this one."
-        )
-    if files and importlib.util.find_spec("peft") is None:
-        raise InputError(
-            f"{directory} has an adapter ({ADAPTER_CONFIG}), which needs the package peft: pip "
-            "install peft, or merge the adapter into the weights."
-        )
-    return bool(files)
+    has_adapter = (directory / ADAPTER_CONFIG).is_file()
+    if has_adapter and importlib.util.find_spec("peft") is None:
+        raise InputError(f"{directory} has an adapter, {ADAPTER_CONFIG}: pip install peft.")
+    return has_adapter
 
 
 def refuse_pickles(directory: Path) -> None:
@@ -262,8 +237,7 @@ def refuse_pickles(directory: Path) -> None:
         raise InputError(
             f"the weights in {directory} are in {pickles[0]}, a pickle, which can run any code "
             "when it is loaded. If you trust its source, convert it: AutoModelForCausalLM"
-            f".from_pretrained({str(directory)!r}, use_safetensors=False).save_pretrained(OUT) "
-            "writes model.safetensors; copy the tokenizer's files to OUT."
+            f".from_pretrained({str(directory)!r}, use_safetensors=False).save_pretrained(OUT)."
         )
 
 
@@ -302,9 +276,7 @@ def read_output_layer(directory: Path) -> Checkpoint:
 
     Directories with an adapter or uncertainty feedback are refused.
     """
-    if not directory.is_dir():
-        raise InputError(f"{directory} is not a directory. Expected a model directory.")
-    load_sidecar(directory)
+    sidecar = load_sidecar(_check_directory(directory))
     if (directory / ADAPTER_CONFIG).is_file() or has_uncertainty(directory):
         raise InputError(
             f"{directory} has an adapter or uncertainty feedback, which change what the model "
@@ -321,7 +293,7 @@ def read_output_layer(directory: Path) -> Checkpoint:
     for module in (output_embedding(model), _last_norm(model)):
         if module is not None:
             _fill(model, module, keys, directory)
-    sidecar = load_sidecar(directory, model)
+    check_belongs(sidecar, model, directory)
     return Checkpoint(model.requires_grad_(False), tokenizer, sidecar)
 
 

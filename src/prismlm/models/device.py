@@ -60,16 +60,13 @@ def device_kind(device: torch.device) -> str:
 
 def uses_bf16(precision: str, device: str) -> bool:
     """Return whether to run under bf16 autocast; ``auto`` does if the hardware supports it."""
-    if precision == "float32":
-        return False
-    device = device_named("auto") if device == BALANCED else device
-    device = device.partition(":")[0]
-    if device == "cuda" and torch.cuda.is_available():
-        capable = torch.cuda.is_bf16_supported(including_emulation=False)
-        if precision == "bf16" and not capable:
-            raise InputError("precision is bf16, which this GPU lacks. Use float32 or auto.")
-        return capable
-    return precision == "bf16" or device == "cuda" or has_fast_product()
+    if precision != "auto":
+        return precision == "bf16"
+    device = device_named("auto" if device == BALANCED else device).partition(":")[0]
+    if device == "cuda":
+        gpus = torch.cuda
+        return not gpus.is_available() or gpus.is_bf16_supported(including_emulation=False)
+    return has_fast_product()
 
 
 def learned_positions(model: nn.Module) -> int | None:

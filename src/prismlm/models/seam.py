@@ -23,6 +23,12 @@ READABLE = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 CACHES = ("past_key_values", "cache_params")
 
 
+def lacks(model: nn.Module, what: str) -> InputError:
+    """Return the error for a model of the wrong kind."""
+    kind = getattr(getattr(model, "config", None), "model_type", None) or type(model).__name__
+    return InputError(f"a model of type {kind!r} has no {what}: choose another model.")
+
+
 @dataclass(frozen=True)
 class LogitMap:
     """The map from W z to logits: softcap · tanh(l / softcap) with l = scale · (W z + b).
@@ -73,8 +79,8 @@ def output_embedding(model: nn.Module) -> nn.Module:
     kind = type(model).__name__
     if embedding is None or weight is None:
         raise InputError(
-            f"{kind} has no output embedding: get_output_embeddings() returns no module with a "
-            "weight. Load it with a language modelling head, or fix get_output_embeddings()."
+            f"{kind} has no output embedding: load it with a language modelling head, which "
+            "get_output_embeddings() returns."
         )
     # Sharded weights are gathered where they are used; other wrappers do not contain W.
     wrapped = hasattr(weight, "__tensor_flatten__") and not hasattr(weight, "full_tensor")

@@ -134,16 +134,15 @@ def load_sidecar(directory: Path | str, model: nn.Module | None = None) -> Sidec
     for file in (path, head_path):
         if not file.is_file():
             raise FormatError(
-                f"{directory} has no {file.name}, so it is not a prismlm model directory. Expected "
-                "one of `prismlm attach` (from a Hugging Face model), `prismlm train`, or "
-                "`prismlm demo` (its folder model)."
+                f"{directory} has no {file.name}: expected a directory of `prismlm attach` (from "
+                "a Hugging Face model), `prismlm train`, or `prismlm demo` (its folder model)."
             )
     meta = read_json(path)
     version = meta.get("format_version") if isinstance(meta, dict) else None
     if version not in (FORMAT_VERSION, FITTED_VERSION):
         raise FormatError(
             f"{path} has format version {version!r}; this prismlm reads {FORMAT_VERSION} and "
-            f"{FITTED_VERSION}. Use the prismlm that wrote it, or train again."
+            f"{FITTED_VERSION}. Train again."
         )
     meta = {"provenance": {}, "base": None, "logit_map": None, "weights": "cosine"} | meta
     types = {"prototypes_per_token": int, "provenance": dict[str, Any], "weights": Weights}
@@ -155,7 +154,7 @@ def load_sidecar(directory: Path | str, model: nn.Module | None = None) -> Sidec
         meta["provenance"],
     )
     if model is not None:
-        _check_belongs(sidecar, weight_of(model), directory)
+        check_belongs(sidecar, model, directory)
     return sidecar
 
 
@@ -174,8 +173,9 @@ def _read_head(path: Path, prototypes_per_token: int, weights: Weights) -> Proto
     return head.eval().requires_grad_(False)
 
 
-def _check_belongs(sidecar: Sidecar, weight: Tensor, directory: Path) -> None:
-    base = sidecar.base
+def check_belongs(sidecar: Sidecar, model: nn.Module, directory: Path) -> None:
+    """Raise FormatError unless the head was made for the weights of a model."""
+    base, weight = sidecar.base, weight_of(model)
     # The same values in a wider dtype, or a bfloat16 copy of a wider model.
     dtypes = (weight.dtype, torch.float32, torch.bfloat16, torch.float16)
     narrow = weight.dtype == torch.bfloat16 and fingerprints.of_tensor(weight) == base.bfloat16

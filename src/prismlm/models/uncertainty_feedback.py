@@ -25,7 +25,6 @@ from jaxtyping import Bool, Int64
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from transformers import PreTrainedModel
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
@@ -52,8 +51,7 @@ PLACEHOLDERS = tuple(
 )
 # Assisted generation and prompt lookup remove tokens from the cache; a prompt in chunks, or none in
 # a cache, has other codes.
-REFUSED = ("assistant_model", "prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp",
-           "prefill_chunk_size", "use_cache")  # fmt: skip
+REFUSED = ("prompt_lookup_num_tokens", "assistant_early_exit", "use_mtp", "prefill_chunk_size")
 # Arguments that the passes for codes omit.
 NOT_IN_FIRST_PASS = ("labels", "logits_to_keep", "output_hidden_states", "output_attentions")
 
@@ -95,11 +93,6 @@ def _carrying(kind: type) -> type:
     return type(kind.__name__, (_CarriesCodes, kind), {"__module__": kind.__module__})
 
 
-def carried_code(cache: Any) -> _CarriedCode | None:
-    """Return the code that a cache carries, or None."""
-    return getattr(cache, "prismlm_codes", None)
-
-
 def _cache_in(values: Any) -> Any:
     """Return the cache in the arguments or the output of a call, or None."""
     return next((values[name] for name in CACHES if values.get(name) is not None), None)
@@ -118,28 +111,6 @@ def _has_seen(cache: Any) -> bool:
     with suppress(ValueError):
         return cache.get_seq_length() > 0
     return bool(cache.has_previous_state())
-
-
-class _Detached(TorchFunctionMode):
-    """Lets copy.deepcopy copy tensors with a gradient history, detached."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is not Tensor.__deepcopy__:
-            return func(*args, **(kwargs or {}))
-        tensor, memo = args
-        return memo.setdefault(id(tensor), tensor.detach().clone())
-
-
-class _Tokens(NamedTuple):
-    """The decoder's new tokens; which are text, and which of them can have a code.
-
-    Padding and placeholders for images and the like are no text. Neither they, nor the token after
-    them, nor the first token of a sequence within a row have a code.
-    """
-
-    ids: Int64[Tensor, "B T"]
-    text: Bool[Tensor, "B T"]
-    coded: Bool[Tensor, "B T"]
 
 
 def codes_fed_back(
@@ -222,11 +193,6 @@ class UncertaintyFeedback:
         """The table, an UncertaintyEmbedding, or PEFT's wrapper (``modules_to_save``)."""
         return getattr(self.model, TABLE)
 
-    @property
-    def state(self) -> _PassState:
-        """The state of this thread's pass."""
-        return self._threads.state
-
     def detach(self) -> None:
         """Remove table and hooks, if they are still there."""
         if not self._handles:
@@ -246,39 +212,41 @@ class UncertaintyFeedback:
         # Raises Python's errors for duplicate and surplus arguments.
         kwargs = dict(**dict(zip(self._names[: len(args)], args, strict=True)), **kwargs)
         replayed = kwargs.pop(CODES, None)
-        tokens, cache = self._read(kwargs), _cache_in(kwargs)
+        (ids, text, coded), cache = self._read(kwargs), _cache_in(kwargs)
         if replayed is not None:
-            codes = self._checked(replayed, tokens.ids)
+            codes = self._checked(replayed, ids)
         else:
-            codes = torch.full_like(tokens.ids, neutral_code(self.levels))
-            codes[:, :1] = self._start(tokens.ids, cache)
-            codes.masked_fill_(~tokens.coded, NO_CODE)
+            codes = torch.full_like(ids, neutral_code(self.levels))
+            codes[:, :1] = self._start(ids, cache)
+            codes.masked_fill_(~coded, NO_CODE)
             for _ in range(self.passes - 1 if codes.shape[1] > 1 else 0):
                 codes = codes_fed_back(codes, self._predicted(forward, codes, kwargs))
             if self.model.training and self.rearrange is not None:
                 codes = self.rearrange(codes)
         output = self._fed(forward, codes, kwargs)
-        if isinstance(output, tuple):
-            raise InputError(
-                "return_dict=False is not possible with uncertainty feedback: leave it out."
-            )
         output[CODES] = codes
         # Some models do not return the cache that they were given.
         if (cache := _cache_in(output) or cache) is not None:
-            self._carry(tokens, cache, output.logits, kwargs.get("logits_to_keep"))
+            self._carry(text, cache, output.logits, kwargs.get("logits_to_keep"))
         return output
 
-    def _read(self, kwargs: dict[str, Any]) -> _Tokens:
+    def _read(
+        self, kwargs: dict[str, Any]
+    ) -> tuple[Int64[Tensor, "B T"], Bool[Tensor, "B T"], Bool[Tensor, "B T"]]:
+        """Return the decoder's new tokens, which are text, and which of them can have a code.
+
+        Padding and placeholders for images and the like are no text. Neither they, nor the token
+        after them, nor the first token of a sequence within a row have a code.
+        """
         model: Any = self.model
         ids = kwargs.get(f"{self._prefix}input_ids")
         mask = kwargs.get(f"{self._prefix}attention_mask")
         if ids is None and self._prefix and kwargs.get("labels") is not None:
             ids = model.prepare_decoder_input_ids_from_labels(labels=kwargs["labels"])
         if not isinstance(ids, Tensor) or ids.ndim != 2 or not ids.numel():
-            shape = list(ids.shape) if isinstance(ids, Tensor) else ids
             raise InputError(
-                f"{self._prefix}input_ids are {shape}: expected token ids [B, T], at least one. "
-                "Uncertainty feedback needs them, not only embeddings: give the ids, or detach it."
+                f"uncertainty feedback expects {self._prefix}input_ids, token ids [B, T] and at "
+                "least one, not embeddings alone."
             )
         for name in STATES_WITHOUT_CODES:
             if kwargs.get(name) is not None:
@@ -290,8 +258,8 @@ class UncertaintyFeedback:
         if mask is not None:
             if not isinstance(mask, Tensor) or mask.ndim != 2 or mask.shape[1] < ids.shape[1]:
                 raise InputError(
-                    "the attention mask is not over tokens, [B, T], as with a static cache: "
-                    "uncertainty feedback needs that. Leave cache_implementation out."
+                    "uncertainty feedback needs an attention mask over tokens, [B, T], which a "
+                    "static cache lacks: leave cache_implementation out."
                 )
             text = mask[:, -ids.shape[1] :].bool()
         for token in self._placeholders:
@@ -300,7 +268,7 @@ class UncertaintyFeedback:
         coded[:, 1:] &= text[:, :-1]
         if isinstance(positions, Tensor) and positions.shape[1:] == ids.shape[1:]:
             coded[:, 1:] &= positions[:, 1:] == positions[:, :-1] + 1
-        return _Tokens(ids, text, coded)
+        return ids, text, coded
 
     def _checked(self, codes: Tensor, ids: Int64[Tensor, "B T"]) -> Int64[Tensor, "B T"]:
         """Return replayed codes, checked, on the device of the call."""
@@ -315,7 +283,7 @@ class UncertaintyFeedback:
 
     def _start(self, ids: Int64[Tensor, "B T"], cache: Any) -> int | Int64[Tensor, "B 1"]:
         """Return the code of the first new token."""
-        if (carried := carried_code(cache)) is None:
+        if (carried := getattr(cache, "prismlm_codes", None)) is None:
             return neutral_code(self.levels) if cache is not None and _has_seen(cache) else NO_CODE
         for name, before, now in (
             ("rows", len(carried.following), len(ids)),
@@ -323,10 +291,9 @@ class UncertaintyFeedback:
         ):
             if before is not None and now is not None and before != now:
                 raise InputError(
-                    f"the cache carries codes of {before} {name}, and this call has {now}: use a "
-                    "cache with the same feedback, do not crop it, and select its rows only by its "
-                    "methods (batch_select_indices, batch_repeat_interleave, reorder_cache). "
-                    "Start again without it."
+                    f"the cache carries codes of {before} {name}, and this call has {now}: do not "
+                    "crop it or use it without this feedback, and select its rows by its methods "
+                    "(batch_select_indices, batch_repeat_interleave, reorder_cache)."
                 )
         return carried.following
 
@@ -336,9 +303,8 @@ class UncertaintyFeedback:
     ) -> Int64[Tensor, "B T"]:
         """Return the codes of the predictions at the new positions, by a pass with ``codes``."""
         kwargs = {name: value for name, value in kwargs.items() if name not in NOT_IN_FIRST_PASS}
-        with _Detached():
-            # This pass must not change the cache.
-            kwargs |= {name: copy.deepcopy(kwargs[name]) for name in CACHES if name in kwargs}
+        # This pass must not change the cache.
+        kwargs |= {name: copy.deepcopy(kwargs[name]) for name in CACHES if name in kwargs}
         kwargs |= {"use_cache": _cache_in(kwargs) is not None, "return_dict": True}
         with unwatched():
             logits: Tensor = self._fed(forward, codes, kwargs).logits
@@ -347,7 +313,7 @@ class UncertaintyFeedback:
     def _fed(
         self, forward: Callable[..., Any], codes: Int64[Tensor, "B T"], kwargs: dict[str, Any]
     ) -> Any:
-        state = self.state
+        state = self._threads.state
         state.codes, state.pending, state.added = codes, False, False
         try:
             output = forward(**kwargs)
@@ -356,20 +322,20 @@ class UncertaintyFeedback:
         if not state.added:
             raise InputError(
                 f"nothing was added to the input of this {type(self.model).__name__}: its decoder "
-                "neither called its input embeddings nor received inputs_embeds. Detach this."
+                "neither called its input embeddings nor received inputs_embeds."
             )
         return output
 
-    def _carry(self, tokens: _Tokens, cache: Any, logits: Tensor, keep: Any) -> None:
+    def _carry(self, text: Tensor, cache: Any, logits: Tensor, keep: Any) -> None:
         """Store the code of the next token in the cache."""
-        last = tokens.ids.shape[1] - 1
+        last = text.shape[1] - 1
         if isinstance(keep, Tensor) and keep[-1:].tolist() not in ([last], [-1]):
             raise InputError(
-                "the logits of this call do not end with the last position, which the code of the "
-                "next token needs: put it last in logits_to_keep, or set use_cache=False."
+                "the code of the next token needs the logits of the last position: put it last in "
+                "logits_to_keep, or set use_cache=False."
             )
-        following = entropy_codes(logits[:, -1:], self.levels, first_position=last)
-        following = torch.where(tokens.text[:, -1:], following, NO_CODE)
+        following = entropy_codes(logits[:, -1:], self.levels)
+        following = torch.where(text[:, -1:], following, NO_CODE)
         if not isinstance(cache, _CarriesCodes):
             cache.__class__ = _carrying(type(cache))
         cache.prismlm_codes = _CarriedCode(following, _length_of(cache))
@@ -377,24 +343,24 @@ class UncertaintyFeedback:
     def _enter(
         self, _module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        if self.state.codes is None:
+        if self._threads.state.codes is None:
             return None
         embeds = kwargs.get("inputs_embeds")
         if embeds is None:
-            self.state.pending = True
+            self._threads.state.pending = True
             return None
         return args, kwargs | {"inputs_embeds": embeds + self._vectors(embeds)}
 
     def _embedded(self, _module: nn.Module, _args: Any, output: Tensor) -> Tensor | None:
-        if not self.state.pending:
+        if not self._threads.state.pending:
             return None
-        self.state.pending = False
+        self._threads.state.pending = False
         return output + self._vectors(output)
 
     def _vectors(self, inputs: Tensor) -> Tensor:
-        codes = self.state.codes
+        codes = self._threads.state.codes
         assert codes is not None
-        self.state.added = True
+        self._threads.state.added = True
         return self.embedding(codes).to(inputs)
 
 
@@ -403,25 +369,24 @@ class _WithUncertainty:
 
     _kind: type[Any]
 
-    def generate(self, *args: Any, **kwargs: Any) -> Any:
+    def _prepare_generation_config(self, *args: Any, **kwargs: Any) -> Any:
         parent: Any = super()
-        given = inspect.signature(parent.generate).bind(*args, **kwargs).arguments | kwargs
-        passed, own = given.get("generation_config"), getattr(self, "generation_config", None)
-        for name in REFUSED:
-            # generate() takes what is None in the configuration from the model's own.
-            value = getattr(passed, name, None)
-            value = given.get(name, getattr(own, name, None) if value is None else value)
-            if value is False if name == "use_cache" else value not in (None, False):
-                raise InputError(
-                    f"{name} is not possible with uncertainty feedback, since it would change the "
-                    "codes. Leave it out."
-                )
-        return parent.generate(*args, **kwargs)
+        config, rest = parent._prepare_generation_config(*args, **kwargs)
+        refused = [name for name in REFUSED if getattr(config, name, None)]
+        if config.use_cache is False or refused:
+            raise InputError(
+                f"{', '.join(refused) or 'use_cache=False'} is not possible with uncertainty "
+                "feedback, since it would change the codes. Leave it out."
+            )
+        return config, rest
+
+    def _assisted_decoding(self, *_args: Any, **_kwargs: Any) -> Any:
+        raise InputError("assisted generation is not possible with uncertainty feedback.")
 
     def init_continuous_batching(self, *_args: Any, **_kwargs: Any) -> Any:
         raise InputError(
-            "continuous batching is not possible with uncertainty feedback: its paged cache "
-            "carries no codes. Use generate(), with padding on the left."
+            "continuous batching is not possible with uncertainty feedback: its cache carries no "
+            "codes. Use generate(), with padding on the left."
         )
 
     generate_batch = continuous_batching_context_manager = init_continuous_batching
@@ -448,10 +413,6 @@ class _WithUncertainty:
         if is_main_process and table:
             save_uncertainty(save_directory, getattr(self, ATTACHED), state_dict)
 
-    def __reduce_ex__(self, _protocol: Any) -> tuple[Any, ...]:
-        # Pickle cannot find a class made at run time.
-        return _remade, (self._kind,), self.__dict__
-
 
 @functools.lru_cache
 def _mixed(kind: type[Any]) -> type[Any]:
@@ -464,24 +425,13 @@ def _mixed(kind: type[Any]) -> type[Any]:
     return type(kind.__name__, (_WithUncertainty, kind), members)
 
 
-def _remade(kind: type[Any]) -> Any:
-    made: Any = _mixed(kind)
-    return made.__new__(made)
-
-
 def _check_model(model: object) -> None:
     """Raise InputError unless ``model`` is a Hugging Face model that predicts next tokens."""
-    if not isinstance(model, PreTrainedModel):
+    if not isinstance(model, PreTrainedModel) or not model.can_generate() or sees_ahead(model):
         raise InputError(
-            f"expected a Hugging Face model (PreTrainedModel), got a {type(model).__name__}: load "
-            "it first, and unwrap it (its .module or .model)."
-        )
-    if not model.can_generate() or sees_ahead(model):
-        raise InputError(
-            f"a {type(model).__name__} of type {model.config.model_type!r} predicts no next token, "
-            "so it has no uncertainty to feed back: expected a causal language model or an "
-            "encoder-decoder. A model that was trained as a decoder may have to be loaded with "
-            "is_decoder=True."
+            f"a {type(model).__name__} predicts no next token: expected a Hugging Face causal "
+            "language model or encoder-decoder, not wrapped. A decoder of a family of encoders is "
+            "loaded with is_decoder=True."
         )
 
 
@@ -568,24 +518,19 @@ def load_uncertainty(directory: Path | str, model: PreTrainedModel) -> Uncertain
     path = check_path("the directory", directory) / UNCERTAINTY_FILE
     if not path.is_file():
         raise FormatError(
-            f"{path.parent} has no {path.name}: train the model with uncertainty feedback, or "
-            "attach a new table with prismlm.attach_uncertainty."
+            f"{path.parent} has no {path.name}: attach a new table by attach_uncertainty()."
         )
     try:
         with safe_open(str(path), framework="pt") as file:
             meta = json.loads((file.metadata() or {})["uncertainty_feedback"])
             table, seen = file.get_tensor("embedding"), file.get_tensor("seen")
-        version = meta["format_version"]
+        check_json(meta, META, str(path))
+        if meta["format_version"] != FORMAT_VERSION:
+            raise ValueError(f"its format version is not {FORMAT_VERSION}")
     except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
         raise FormatError(
             f"{path} cannot be read: {error!r}. Restore the file, or train again."
         ) from error
-    if version != FORMAT_VERSION:
-        raise FormatError(
-            f"{path} has format version {version!r}; this prismlm reads {FORMAT_VERSION}. Use the "
-            "prismlm that wrote it, or train again."
-        )
-    check_json(meta, META, str(path))
     kind, levels = f"{table.dtype} {list(table.shape)}", meta["levels"]
     if table.ndim != 2 or len(table) > levels or not bool(table.isfinite().all()):
         raise FormatError(
@@ -596,9 +541,8 @@ def load_uncertainty(directory: Path | str, model: PreTrainedModel) -> Uncertain
     if meta["model"] != fingerprints.of_tensor(weight) or table.shape[1] != weight.shape[1]:
         raise FormatError(
             f"{path} was trained with other input embeddings than the model's (its vectors are "
-            f"{kind}, the embeddings {weight.dtype} {list(weight.shape)}): cannot verify that the "
-            "table matches this model. Restore the original weights, loaded with "
-            f"dtype={table.dtype}, or train the table again."
+            f"{kind}, the embeddings {weight.dtype} {list(weight.shape)}). Restore the original "
+            f"weights, loaded with dtype={table.dtype}, or train the table again."
         )
     embedding = UncertaintyEmbedding(table.shape[1], levels, rows=len(table))
     embedding.load_state_dict({"weight": table, "seen": seen})

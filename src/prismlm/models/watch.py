@@ -7,12 +7,10 @@ context.
 
 from __future__ import annotations
 
-import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -40,22 +38,8 @@ class Hook(NamedTuple):
     after: After | None = None
 
 
-@dataclass(eq=False)
-class _Block:
-    """One ``with`` block of a thread or task."""
-
-    hooks: tuple[Hook, ...]
-    is_open: bool = True
-
-    def acts(self, hook: Hook) -> bool:
-        """Return whether a hook acts now: inside this block, and not already in an outer one."""
-        blocks = _blocks.get()
-        outer = itertools.takewhile(lambda block: block is not self, blocks)
-        inside = self.is_open and self in blocks
-        return inside and not any(b.is_open and hook in b.hooks for b in outer)
-
-
-_blocks: ContextVar[tuple[_Block, ...]] = ContextVar("prismlm_watching", default=())
+# The hooks of each block that this thread or task is in; an ended block has none.
+_blocks: ContextVar[tuple[list[Hook], ...]] = ContextVar("prismlm_watching", default=())
 _unwatched: ContextVar[bool] = ContextVar("prismlm_unwatched", default=False)
 
 
@@ -68,13 +52,14 @@ def watch(hooks: Iterable[Hook], *, unwatched_too: bool = False) -> Iterator[Non
     hooks. With ``unwatched_too`` they act in :func:`unwatched` passes as well, as hooks that change
     a model must.
     """
-    block, handles = _Block(tuple(hooks)), list[RemovableHandle]()
+    block, handles = list(hooks), list[RemovableHandle]()
 
     def wrapped(hook: Hook, function: Before | After) -> Callable[..., Any]:
         # A hook that another thread removes during a call is still called, without keywords, but
         # does not act there.
         def called(*args: Any) -> Any:
-            if block.acts(hook) and (unwatched_too or not _unwatched.get()):
+            acting = next((other for other in _blocks.get() if hook in other), None)
+            if acting is block and (unwatched_too or not _unwatched.get()):
                 return function(*args)
             return None
 
@@ -83,7 +68,7 @@ def watch(hooks: Iterable[Hook], *, unwatched_too: bool = False) -> Iterator[Non
     _blocks.set((*_blocks.get(), block))
     try:
         with _registering:
-            for hook in block.hooks:
+            for hook in tuple(block):
                 module, before, after = hook
                 if before is not None:
                     function = wrapped(hook, before)
@@ -93,9 +78,9 @@ def watch(hooks: Iterable[Hook], *, unwatched_too: bool = False) -> Iterator[Non
                     handles.append(module.register_forward_hook(function, with_kwargs=True))
         yield
     finally:
-        block.is_open = False
         # Not reset(): a generator may be closed in another context than it was started in.
         _blocks.set(tuple(other for other in _blocks.get() if other is not block))
+        block.clear()
         with _registering:
             for handle in handles:
                 handle.remove()

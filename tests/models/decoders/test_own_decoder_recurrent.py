@@ -1,18 +1,15 @@
 """Recurrent decoders: states, masks, evidence, precision."""
 
 import copy
-import json
 
 import pytest
 import torch
 from huggingface_hub.errors import StrictDataclassError
 from torch.utils._pytree import tree_leaves
-from transformers import AutoModelForCausalLM, GenerationConfig
 
 from prismlm.errors import InputError
 from prismlm.models.decoders.own_decoder import RecurrentCache
 from prismlm.models.decoders.protot import ProtoTConfig
-from prismlm.models.presets import build_config
 from prismlm.ops.delta_rule import naive as naive_rule
 from prismlm.ops.prototype_mixer import naive as naive_mean
 from tests.helpers.own_models import CLOSE, RECURRENT, gradients, own_model, tokens
@@ -51,30 +48,17 @@ def test_a_mask_covers_the_new_positions_or_the_cache_too(model):
     ids = tokens(2, 9)
     whole = model(ids).logits
     mask = torch.ones(2, 12, dtype=torch.int64)
-    empty = RecurrentCache(model.config.num_hidden_layers)
-    for wrong in (8, 10):
-        with pytest.raises(InputError, match=rf"is \[2, {wrong}\]: expected \[2, 9\]"):
-            model(ids, attention_mask=mask[:, :wrong], past_key_values=empty)
-    cache = model(ids[:, :6], attention_mask=mask[:, :6], past_key_values=empty).past_key_values
+    cache = model(ids[:, :6], attention_mask=mask[:, :6], use_cache=True).past_key_values
     for wrong in (1, 6, 10):
         with pytest.raises(InputError, match=r"expected \[2, 3\], or \[2, 9\] including the"):
             model(ids[:, 6:], attention_mask=mask[:, :wrong], past_key_values=cache)
     for width in (3, 9):
         rest = {"attention_mask": mask[:, :width], "past_key_values": copy.deepcopy(cache)}
         torch.testing.assert_close(model(ids[:, 6:], **rest).logits, whole[:, 6:], **CLOSE)
-
-
-def test_masks_over_pairs_and_positions_that_do_not_fit(model):
-    ids = tokens(2, 6)
-    with pytest.raises(InputError, match="no mask over pairs"):
-        model(ids, attention_mask=torch.ones(2, 1, 6, 6))
     with pytest.raises(InputError, match=r"position_ids are \[6\]: expected \[2, 6\], or \[1, 6\]"):
-        model(ids, position_ids=torch.arange(6))
-    cache = model(ids, use_cache=True).past_key_values
+        model(ids[:, :6], position_ids=torch.arange(6))
     with pytest.raises(InputError, match=r"^2 tokens cannot be removed"):
         cache.crop(-2)
-    cache.reset()
-    assert not cache.is_initialized
 
 
 def test_a_float64_model_is_exact(model, monkeypatch):
@@ -126,30 +110,7 @@ def test_evidence_comes_layer_by_layer_when_asked_for(model):
         assert torch.equal(gates.write, gates.read) == shared
 
 
-@pytest.mark.usefixtures("unchecked")
-def test_heads_of_deltanet_that_do_not_divide_its_width():
-    with pytest.raises(InputError, match="7 heads do not divide a width of 24"):
-        own_model("deltanet", num_heads=7)
-
-
-def test_a_model_of_one_layer_has_the_default_settings(tmp_path):
-    model = own_model("protot", num_hidden_layers=1)
-    model.save_pretrained(tmp_path)
-    assert json.loads((tmp_path / "config.json").read_text())["convolution_layers"] == [0, 1]
-    again = AutoModelForCausalLM.from_pretrained(tmp_path).eval()
-    assert torch.equal(again(tokens(1, 5)).logits, model(tokens(1, 5)).logits)
-
-
 def test_a_setting_by_its_former_name():
     settings = {"num_channels": 4, "hidden_size": 24, "shared_routing_layers": [0]}
     with pytest.raises(StrictDataclassError, match="shared_routing_layers has 'gate' for"):
         ProtoTConfig(**settings)
-
-
-@pytest.mark.parametrize("preset", ["protot", "deltanet", "signal-noise"])
-def test_no_setting_has_the_name_of_one_of_generation(preset):
-    # transformers would copy it: a τ called temperature would change sampling.
-    ours = set(build_config({"preset": preset}, 64, 0).to_dict())
-    common = {"bos_token_id", "eos_token_id", "pad_token_id", "use_cache", "output_attentions"}
-    common |= {"output_hidden_states", "transformers_version"}
-    assert ours & set(GenerationConfig().to_dict()) <= common

@@ -14,7 +14,7 @@ import torch
 from huggingface_hub.dataclasses import as_validated_field, strict
 from torch import Tensor, nn
 from torch.nn import functional as F
-from torch.utils._pytree import tree_leaves, tree_map_only
+from torch.utils._pytree import tree_map_only
 from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel
 from transformers import initialization as init
 from transformers.cache_utils import Cache, CacheLayerMixin, DynamicLayer
@@ -86,10 +86,6 @@ class _RecurrentLayer(CacheLayerMixin):
         super().__init__()
         self.reset()
 
-    @property
-    def rows(self) -> int | None:
-        return next((len(leaf) for leaf in tree_leaves(self.state) if leaf is not None), None)
-
     def lazy_initialization(self, key_states: Tensor, value_states: Tensor) -> None:
         pass  # there are no keys and values
 
@@ -147,13 +143,9 @@ class _ProjectionLayer(DynamicLayer):
         # The base class gives values the dtype of keys, which may round positions.
         self.values = torch.tensor([], dtype=value_states.dtype, device=value_states.device)
 
-    @property
-    def rows(self) -> int | None:
-        return len(self.keys) if self.get_seq_length() else None
-
 
 class OwnCache(Cache):
-    """The cache of a decoder; ``rows`` of a layer is its batch size, or None while empty."""
+    """The cache of a decoder."""
 
     layer_class: type[_RecurrentLayer | _ProjectionLayer]
     layers: list[Any]
@@ -235,12 +227,7 @@ class OwnModel(OwnDecoder):
         if (input_ids is None) == (inputs_embeds is None):
             raise InputError("give input_ids or inputs_embeds, and not both.")
         embedded: Tensor = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
-        if embedded.ndim != 3 or 0 in embedded.shape[:2]:
-            raise InputError(
-                f"the input is {list(embedded.shape[:-1])}: expected [B, T], at least one row of "
-                "at least one token; a single sequence is input_ids[None]."
-            )
-        cache = self._cache_for(past_key_values, use_cache, embedded.shape[0])
+        cache = self._cache_for(past_key_values, use_cache)
         arguments = self._block_arguments(embedded, attention_mask, position_ids, cache, kwargs)
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
@@ -258,41 +245,24 @@ class OwnModel(OwnDecoder):
             gates=tuple(evidence) if arguments.get("return_evidence") else None,
         )
 
-    def _cache_for(
-        self, cache: Cache | None, use_cache: bool | None, batch: int
-    ) -> OwnCache | None:
+    def _cache_for(self, cache: Cache | None, use_cache: bool | None) -> OwnCache | None:
         """Return the given cache, checked, a new one, or None.
 
         As in Hugging Face's decoders there is none with gradient checkpointing; a cache with
         positions is refused then, since its context would be ignored.
         """
-        layers, kind = self.config.num_hidden_layers, self.cache_class
+        checkpointing = self.gradient_checkpointing and self.training
         if cache is None:
             use_cache = self.config.use_cache if use_cache is None else use_cache
-            without = not use_cache or (self.gradient_checkpointing and self.training)
-            return None if without else kind(layers)
-        if not isinstance(cache, kind):
+            without = not use_cache or checkpointing
+            return None if without else self.cache_class(self.config.num_hidden_layers)
+        if not isinstance(cache, self.cache_class) or (checkpointing and cache.get_seq_length()):
             raise InputError(
-                f"past_key_values is a {type(cache).__name__}: models of type "
-                f"{self.config.model_type!r} take the {kind.__name__} that they return."
+                f"past_key_values is a {type(cache).__name__}: a {type(self).__name__} takes the "
+                f"{self.cache_class.__name__} that it returned, and none with positions while it "
+                "trains with gradient checkpointing."
             )
-        if self.gradient_checkpointing and self.training:
-            if cache.get_seq_length():
-                raise InputError(
-                    "past_key_values has positions, which training with gradient checkpointing "
-                    "cannot use: give whole sequences, or call gradient_checkpointing_disable() or "
-                    "eval()."
-                )
-            return None
-        rows = next((layer.rows for layer in cache.layers), None)
-        if len(cache.layers) != layers or rows not in (None, batch):
-            raise InputError(
-                f"the cache has {len(cache.layers)} layers and {rows or 'no'} rows, and the model "
-                f"{layers} layers and its input {batch} rows: give the cache that this model "
-                "returned, and select or repeat its rows with batch_select_indices or "
-                "batch_repeat_interleave."
-            )
-        return cache
+        return None if checkpointing else cache
 
 
 class OwnForCausalLM(OwnDecoder, GenerationMixin):
@@ -311,11 +281,6 @@ class OwnForCausalLM(OwnDecoder, GenerationMixin):
     def _prepare_cache_for_generation(
         self, generation_config: Any, model_kwargs: dict[str, Any], *args: Any, **kwargs: Any
     ) -> Any:
-        if generation_config.cache_implementation is not None:
-            raise InputError(
-                f"cache_implementation={generation_config.cache_implementation!r}: models of type "
-                f"{self.config.model_type!r} have only one kind of cache. Leave it out."
-            )
         if model_kwargs.get("past_key_values") is None and generation_config.use_cache is not False:
             model_kwargs["past_key_values"] = self.cache_class(self.config.num_hidden_layers)
             return None
@@ -495,7 +460,7 @@ def _mask(attention_mask: Tensor | None, embedded: Tensor, cached: int) -> Tenso
             "over pairs."
         )
     mask = attention_mask[:, -length:].bool()
-    return None if _is_true(mask.all()) else mask
+    return None if bool(mask.all()) else mask
 
 
 def _starts(position_ids: Tensor | None, embedded: Tensor) -> Tensor | None:
@@ -509,12 +474,7 @@ def _starts(position_ids: Tensor | None, embedded: Tensor) -> Tensor | None:
             f"[1, {length}] for all rows alike."
         )
     starts = torch.diff(position_ids, dim=-1, prepend=position_ids[:, :1] - 1) != 1
-    return None if _is_true(~starts.any()) else starts.expand(batch, -1)
-
-
-def _is_true(flag: Tensor) -> bool:
-    """Return the value of a flag; False during export, which must not depend on values."""
-    return not torch.compiler.is_exporting() and bool(flag)
+    return starts.expand(batch, -1) if bool(starts.any()) else None
 
 
 class RecurrentForCausalLM(RecurrentPreTrainedModel, OwnForCausalLM):

@@ -20,7 +20,7 @@ from prismlm.models.decoders.own_decoder import (
     finite,
     positive,
 )
-from prismlm.models.seam import run_decoder
+from prismlm.models.seam import lacks, run_decoder
 
 
 @no_type_check
@@ -87,11 +87,10 @@ class ProtoTConfig(RecurrentConfig):
                     f"{self.num_hidden_layers - 1}; [] for none."
                 )
         depth, temperatures = self.num_hidden_layers, self.initial_temperatures
-        known = [tau for tau in temperatures or () if 0 < tau < math.inf]
-        if temperatures is not None and not len(known) == len(temperatures) == depth:
+        if temperatures is not None and len(temperatures) != depth:
             raise InputError(
-                f"initial_temperatures are {list(temperatures)}: expected a positive number for "
-                f"each of the {depth} layers."
+                f"initial_temperatures are {list(temperatures)}: expected one for each of the "
+                f"{depth} layers."
             )
         if former := [name for name in vars(self) if "routing" in name]:
             raise InputError(f"{former[0]} has 'gate' for 'routing' in its name now: rename it.")
@@ -150,11 +149,7 @@ def mixers_of(model: nn.Module) -> tuple[PrototypeMixer, ...]:
     """Return the mixer of each layer, first to last; raise InputError if there is none."""
     mixers = tuple(module for module in model.modules() if isinstance(module, PrototypeMixer))
     if not mixers:
-        kind = getattr(getattr(model, "config", None), "model_type", None) or type(model).__name__
-        raise InputError(
-            f"a model of type {kind!r} has no prototype mixer, so there are no channels to read: "
-            "expected a model of type 'prismlm_protot'."
-        )
+        raise lacks(model, "prototype mixer and channels, as 'prismlm_protot' has them")
     return mixers
 
 

@@ -14,7 +14,7 @@ from transformers import initialization as init
 from transformers.masking_utils import create_causal_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from prismlm.errors import InputError, check_number
+from prismlm.errors import check_number
 from prismlm.layers.signal_noise_attention import SignalNoiseAttention
 from prismlm.models.decoders.own_decoder import (
     OwnConfig,
@@ -182,7 +182,6 @@ class SignalNoisePreTrainedModel(OwnDecoder):
 class SignalNoiseModel(SignalNoisePreTrainedModel, OwnModel):
     """Embeddings, blocks, the last norm, and the buffer λ, which training increases by steps."""
 
-    options = ("output_attentions",)
     noise_weight: Tensor
 
     def __init__(self, config: SignalNoiseConfig) -> None:
@@ -209,11 +208,6 @@ class SignalNoiseModel(SignalNoisePreTrainedModel, OwnModel):
         cache: ProjectionCache | None,
         options: dict[str, Any],
     ) -> dict[str, Any]:
-        if options.get("output_attentions"):
-            raise InputError(
-                "output_attentions is on, but this model never computes attention weights: read "
-                "them with prismlm.models.attention.reading_attention."
-            )
         # With a cache, transformers does not look for starts of sequences in positions: an empty
         # one would let packed sequences see each other.
         cached = 0 if cache is None else cache.get_seq_length()

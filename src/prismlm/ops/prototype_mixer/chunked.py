@@ -96,7 +96,7 @@ def prefix_mean(
     initial = state and PrefixState(*(x.to(dtype).reshape(parts) for x in state))
     rows = _Rows(w, r, v, beta, starts, normalise, groups)
     with torch.autocast(device_type=values.device.type, enabled=False):
-        if initial is None or w.shape[1] > 1 or torch.compiler.is_exporting():
+        if initial is None or w.shape[1] > 1:
             out, (sums, mass) = _segments(rows, initial)
         else:
             out, (sums, mass) = _step(rows, initial)
@@ -164,13 +164,10 @@ def _step(rows: _Rows, state: PrefixState) -> tuple[Tensor, PrefixState]:
 
 
 def _segments(rows: _Rows, state: PrefixState | None) -> tuple[Tensor, PrefixState]:
-    """Chain segments through the state; exported programs, of any length, have only one."""
+    """Chain segments through the state."""
     length = rows.values.shape[1]
     outs = [torch.zeros_like(rows.values[:, :1]) if state is None else _first(rows, state)]
     rows = rows._replace(read=F.pad(rows.read, (0, 0, -1, 1)))
-    if torch.compiler.is_exporting():
-        out, states = _means(rows, state)
-        return torch.cat([*outs, out], 1)[:, :length], PrefixState(*(x[:, :, -1] for x in states))
     size = SEGMENT
     if tiles.in_cache(rows.write):
         # Compiled code unrolls the segments: make them longer.
@@ -320,24 +317,15 @@ class _Segment(torch.autograd.Function):
 def _split(x: Tensor, groups: int, fill: float = 0.0) -> Tensor:
     """Return [B, T, G·F] as [B, G, n, C, F], padded with ``fill``."""
     length, size = x.shape[1], _block(x)[0]
-    if torch.compiler.is_exporting():
-        # One block too many, since the length is symbolic, and reshaping would constrain it.
-        index = torch.arange((length // size + 2) * size, device=x.device).view(-1, size)
-        x = F.pad(x, (0, 0, 0, 1), value=fill)[:, index.clamp_max(length)]
-    else:
-        x = F.pad(x, (0, 0, 0, -length % size), value=fill) if length % size else x
-        x = x.reshape(len(x), -1, size, x.shape[2])
+    x = F.pad(x, (0, 0, 0, -length % size), value=fill) if length % size else x
+    x = x.reshape(len(x), -1, size, x.shape[2])
     parts = x.reshape(*x.shape[:3], groups, x.shape[3] // groups)
     return parts.permute(0, 3, 1, 2, 4).contiguous()
 
 
 def _joined(x: Tensor, length: int) -> Tensor:
     """Return [B, G, n, C, F] as [B, T, G·F]; the inverse of :func:`_split`."""
-    rows = x.permute(0, 2, 3, 1, 4).flatten(3)
-    if torch.compiler.is_exporting():
-        index = torch.arange(length, device=x.device)
-        return rows[:, index // x.shape[3], index % x.shape[3]]
-    return rows.flatten(1, 2)[:, :length]
+    return x.permute(0, 2, 3, 1, 4).flatten(3).flatten(1, 2)[:, :length]
 
 
 def _narrowed(factor: Tensor, dtype: torch.dtype) -> Tensor:

@@ -23,38 +23,27 @@ NO_CODE = -1
 """In place of a code where there is none: the first position, and padding."""
 
 
-def normalised_entropy(
-    logits: Float[Tensor, "*batch V"], *, first_position: int = 0
-) -> Float[Tensor, "*batch"]:
+def normalised_entropy(logits: Float[Tensor, "*batch V"]) -> Float[Tensor, "*batch"]:
     """Return H / ln V of the predictions, from 0 (certain) to 1 (uniform), without gradient.
 
         H = −Σ_v p_v ln p_v,   p = softmax(ℓ)
 
     float32, or float64 for float64. Logits of −∞ are ignored. Logits whose entropy is not a number
-    raise InputError, in compiled graphs and on a GPU RuntimeError; ``first_position``, that of the
-    first logits [B, T, V], is for its message.
+    raise InputError, in compiled graphs and on a GPU RuntimeError.
 
     Source: PRISMA, output side, which clamps probabilities at 1e-9, without a visible effect.
     """
     vocabulary = logits.shape[-1]
     rows = logits.detach().reshape(-1, vocabulary)
     step = max(1, at_once(rows, ELEMENTS) // vocabulary)
-    if len(rows) <= step:
-        deficit = _below_uniform(rows)
-    else:
-        deficit = torch.cat([_below_uniform(tile) for tile in torch.split(rows, step)])
+    deficit = torch.cat([_below_uniform(tile) for tile in torch.split(rows, step)])
     entropy = deficit.view(logits.shape[:-1]).div_(-math.log(vocabulary)).add_(1).clamp_(0, 1)
     if torch.compiler.is_compiling() or entropy.is_cuda:
         # Reading a value would break the graph, or synchronise with the GPU.
         check = torch._assert_async  # pyright: ignore[reportPrivateUsage, reportPrivateImportUsage]
         check(torch.isfinite(entropy).all(), NOT_A_NUMBER)
     elif math.isnan(float(entropy.sum())):
-        bad = (~torch.isfinite(entropy)).nonzero()
-        first = [int(i) for i in bad[0]]
-        where = f"index {first}"
-        if len(first) == 2:
-            where = f"row {first[0]}, position {first[1] + first_position}"
-        raise NotFiniteError(f"{NOT_A_NUMBER} First at {where}; {len(bad)} of {entropy.numel()}.")
+        raise NotFiniteError(NOT_A_NUMBER)
     return entropy
 
 
@@ -66,11 +55,9 @@ def _below_uniform(rows: Float[Tensor, "*batch V"]) -> Float[Tensor, "*batch"]:
     return logs.exp().mul_(logs.add_(math.log(rows.shape[-1]))).sum(-1)
 
 
-def entropy_codes(
-    logits: Float[Tensor, "*batch V"], levels: int, *, first_position: int = 0
-) -> Int64[Tensor, "*batch"]:
+def entropy_codes(logits: Float[Tensor, "*batch V"], levels: int) -> Int64[Tensor, "*batch"]:
     """Return the code of each prediction's entropy, ⌊(levels − 1) H / ln V⌋ (PRISMA)."""
-    return quantise(normalised_entropy(logits, first_position=first_position), levels)
+    return quantise(normalised_entropy(logits), levels)
 
 
 def quantise(share: Float[Tensor, "*batch"], levels: int) -> Int64[Tensor, "*batch"]:

@@ -19,7 +19,7 @@ from prismlm.corpus.windows import Sequences
 from prismlm.errors import InputError, NotFiniteError, check_finite, check_whole
 from prismlm.layers.signal_noise_attention import SignalNoiseAttention, SignalNoiseOutput
 from prismlm.models.device import check_window
-from prismlm.models.seam import LogitMap, capture, output_embedding
+from prismlm.models.seam import LogitMap, capture, lacks, output_embedding
 from prismlm.models.watch import Hook, evaluating, watch
 from prismlm.probes.heads.attention import collect
 from prismlm.probes.results import Report, Row, Table
@@ -61,12 +61,7 @@ def signal_noise_layers(model: nn.Module) -> tuple[SignalNoiseAttention, ...]:
     """Return the signal/noise attention of each layer; InputError if there is none."""
     layers = [module for module in model.modules() if isinstance(module, SignalNoiseAttention)]
     if not layers:
-        kind = getattr(getattr(model, "config", None), "model_type", None) or type(model).__name__
-        raise InputError(
-            f"a model of type {kind!r} has no signal and noise dictionaries: coding rates, "
-            "incoherence and cross terms need signal/noise attention, as in models of type "
-            "'prismlm_signal_noise'. For any decoder use `prismlm inspect heads` or --loss-only."
-        )
+        raise lacks(model, "signal and noise dictionaries; any decoder has --loss-only")
     return tuple(layers)
 
 
