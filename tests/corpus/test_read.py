@@ -5,7 +5,6 @@ import gzip
 import io
 import json
 import sys
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from prismlm import files
-from prismlm.corpus import (
-    Columns,
-    Document,
-    DocumentReader,
-    build_corpus,
-    formats,
-)
+from prismlm.corpus import Columns, Document, DocumentReader, build_corpus, formats
 from prismlm.errors import InputError
 
 RECORDS: list[dict[str, Any]] = [
@@ -33,7 +26,6 @@ EXPECTED = [
     Document("b", " Second\n", "texts", None, None, None, "https://example.org"),
 ]
 LINES = "".join(json.dumps(record) + "\n" for record in RECORDS).encode()
-LINE_KINDS = [f"{kind}{packing}" for kind in ("jsonl", "ndjson") for packing in ("", ".gz", ".zst")]
 
 
 def write_packed(data, path):
@@ -73,7 +65,7 @@ def error_of(path, columns=None):
     return str(caught.value)
 
 
-@pytest.mark.parametrize("kind", ["json", "csv", "parquet", *LINE_KINDS])
+@pytest.mark.parametrize("kind", ["json", "csv", "parquet", "jsonl", "ndjson.gz", "jsonl.zst"])
 def test_every_format_gives_the_same_documents(kind, tmp_path):
     reader = DocumentReader(write_records(kind, tmp_path))
     assert list(reader) == EXPECTED
@@ -88,19 +80,19 @@ def test_a_directory_is_read_in_sorted_order_without_hidden_files_and_corpora(tm
         (tmp_path / name).write_text(f"text of {name}", encoding="utf-8")
     (tmp_path / "out" / "corpus.json").write_text("{}", encoding="utf-8")
     (tmp_path / "one.json").write_text('{"text": "alone"}', encoding="utf-8")
-    (tmp_path / "old.pdf").symlink_to(tmp_path / "nowhere.pdf")
-    reader = DocumentReader(tmp_path)
+    # What is linked or named again is read once.
+    (tmp_path / "sub" / "loop").symlink_to(tmp_path)
+    (tmp_path / "sub" / "d.txt").symlink_to(tmp_path / "b.txt")
+    reader = DocumentReader([tmp_path, tmp_path / "a.md"])
     assert list(reader) == [
         Document("a.md", "text of a.md", "a"),
         Document("b.txt", "text of b.txt", "b"),
         Document("one.json:1", "alone", "one"),
         Document("sub/c.txt", "text of sub/c.txt", "c"),
     ]
-    counts = dict.fromkeys(("a.md", "b.txt", "one.json", "sub/c.txt"), 1)
-    assert reader.documents == {str(tmp_path / name): n for name, n in counts.items()}
-    assert reader.ignored == {".pdf": 3, "without extension": 1}
+    assert reader.ignored == {".pdf": 2, "without extension": 1}
     (tmp_path / "old.txt").symlink_to(tmp_path / "nowhere.txt")
-    assert "old.txt is a broken link" in error_of(tmp_path)
+    assert "old.txt cannot be read" in error_of(tmp_path)
 
 
 def test_columns_with_other_names(tmp_path):
@@ -111,11 +103,8 @@ def test_columns_with_other_names(tmp_path):
     message = error_of(path)
     assert "there is no column 'text'; the columns are: body, year." in message
     assert "--text-column" in message
-    for kind in ("jsonl", "parquet"):
-        message = error_of(write_records(kind, tmp_path), Columns(id="title_"))
-        assert "no column 'title_'" in message
-        assert "Did you mean 'title'? Rename the id column" in message
-        assert "--id-column" in message
+    message = error_of(write_records("jsonl", tmp_path), Columns(id="title_"))
+    assert "Did you mean 'title'? Rename the id column" in message
 
 
 def test_ids_are_the_text_that_was_written(tmp_path):
@@ -154,19 +143,14 @@ def test_odd_but_valid_inputs_are_read_unchanged(tmp_path):
     ("name", "data", "message"),
     [
         ("t.jsonl", '{"text": "a"}\n{"text": "b"', "t.jsonl:2 is not valid JSON"),
-        ("t.jsonl", '{"text": "a"}\n[1, 2]', "one JSON object on each line"),
         ("t.jsonl", '{"text": "a"}\n{"body": "b"}\n', "t.jsonl:2: there is no column 'text'"),
-        ("t.jsonl", '{"text": 3}', "t.jsonl:1: the text is a number"),
-        ("t.jsonl", '{"text": {"a": 1}}', "t.jsonl:1: the text is a record"),
+        ("t.jsonl", '{"text": {"a": 1}}', "t.jsonl:1: the text is {'a': 1}, expected a string"),
         ("t.jsonl", '{"text": "a", "id": "\\ud800"}', "t.jsonl:1"),
         ("t.jsonl", '{"text": "a", "id": ' + "9" * 5000 + "}", "t.jsonl:1"),
         ("t.json", "[1]", "t.json:1 holds a JSON int"),
         ("t.json", '{"text": "a"} {', "is not valid JSON"),
-        ("t.json", '[{"words": "a"}]', "there is no column 'text'"),
-        ("t.csv", "words\na\n", "there is no column 'text'"),
         ("t.csv", "", "there is no column 'text'"),
-        ("t.csv", 'text\n"a', "is not valid CSV"),
-        ("t.csv", "id,text\na\n", "the text is a null"),
+        ("t.csv", 'text\n"a', "t.csv is damaged or incomplete, or not what its extension says"),
         ("t.csv", "id,text\na,Hello, world\n", "t.csv:1 has more values than the header"),
         ("t.docx", "x", "does not have a supported extension"),
         ("t.txt", " \n", "No documents"),
@@ -181,15 +165,16 @@ def test_inputs_without_files(tmp_path):
     assert "does not exist" in error_of(tmp_path / "absent.txt")
     (tmp_path / "a.pdf").write_bytes(b"x")
     assert "no file that can be read" in (message := error_of(tmp_path))
-    assert "It has 1 .pdf" in message
-    with pytest.raises(InputError, match="No input"):
-        DocumentReader([])
+    assert "It has: .pdf: 1" in message
+    (tmp_path / "saved").mkdir()
+    (tmp_path / "saved" / "dataset_dict.json").write_text("{}")
+    assert "saved is a saved dataset: `corpus build` takes it as --dataset" in error_of(tmp_path)
 
 
 # Files with a good row and bad ones, and how many of these are left out for which reason.
 BAD_FILES = {
     "a_cut.jsonl": (b'{"text": "cut off he', {"not valid JSON": 1}),
-    "b_number.jsonl": (b'{"text": 12345}', {"text is a number": 1}),
+    "b_number.jsonl": (b'{"text": 12345}', {"text is not a string": 1}),
     "c_half.jsonl": (b'{"text": "ab\\ud83d"}', {"not valid Unicode": 1}),
     "d_twice.jsonl": (b'{"id": 7, "text": "a"}\n' * 3, {"id used before": 2}),
     "e_column.jsonl": (b'{"words": "x"}\n[1]', {"a column is missing": 1, "not a JSON object": 1}),
@@ -201,20 +186,18 @@ BAD_FILES = {
 def test_the_first_bad_row_is_named_or_all_are_left_out_and_counted(tiny_corpus, tmp_path):
     texts = tmp_path / "texts"
     texts.mkdir()
-    reasons = Counter({"not UTF-8": 1, "text is a binary value": 2})
+    reasons = {}
     for name, (bad, why) in BAD_FILES.items():
         (texts / name).write_bytes(b'{"text": "good"}\n' + bad)
-        reasons.update(why)
+        reasons |= why
     (texts / "h_gbk.txt").write_bytes("你好，世界。".encode("gbk"))
     write_parquet(texts / "i_binary.parquet", {"text": [b"bytes", b"more"]})
     options: dict[str, Any] = {"tokenizer": tiny_corpus / "tokenizer"}
-    with pytest.raises(InputError) as caught:
+    with pytest.raises(InputError, match=r"a_cut\.jsonl:2 is not valid JSON(.*)--skip-bad-rows"):
         build_corpus(texts, tmp_path / "out", **options)
-    assert "a_cut.jsonl:2 is not valid JSON" in str(caught.value)
-    assert "--skip-bad-rows" in str(caught.value)
     assert not (tmp_path / "out").exists()
     built = build_corpus(texts, tmp_path / "out", skip_bad_rows=True, **options)
-    assert built.meta["left_out"] == reasons
+    assert built.meta["left_out"] == reasons | {"not UTF-8": 2, "text is not a string": 3}
     assert (built.meta["counts"]["skipped"], len(built)) == (12, 8)
 
 
@@ -228,31 +211,14 @@ def test_damaged_files(kind, damage, tmp_path):
     assert ("No documents" if valid else f"{path} is damaged") in error_of(path)
 
 
-LONG = "a" * 10**5
-
-
 @pytest.mark.parametrize("kind", ["csv", "txt", "jsonl.zst"])
 def test_a_text_above_the_limit_is_refused(kind, tmp_path, monkeypatch):
     assert files.LARGEST_TEXT == 2**27
     for module in (files, formats):
         monkeypatch.setattr(module, "LARGEST_TEXT", 2**20)
-    text = ("text\n" if kind == "csv" else "") + LONG * 14
+    text = ("text\n" if kind == "csv" else "") + "a" * 1_400_000
     path = write_packed(text.encode(), tmp_path / f"t.{kind}")
     assert "larger than 1 MiB" in error_of(path)
-
-
-def test_a_file_is_read_once(tmp_path):
-    inner = tmp_path / "d" / "inner"
-    inner.mkdir(parents=True)
-    (inner / "a.txt").write_text("one", encoding="utf-8")
-    (tmp_path / "d" / "b.txt").hardlink_to(inner / "a.txt")
-    (tmp_path / "d" / "loop").symlink_to(tmp_path / "d")
-    (inner / "other").symlink_to(inner)
-    (tmp_path / "c.txt").symlink_to(inner / "a.txt")
-    reader = DocumentReader([tmp_path / "d", inner, tmp_path / "c.txt", inner / "a.txt"])
-    assert [document.text for document in reader] == ["one"]
-    assert (reader.total, reader.ignored) == (3, {})
-    assert reader.documents == {str(tmp_path / "d" / "b.txt"): 1}
 
 
 @pytest.fixture
@@ -277,57 +243,27 @@ def store(tmp_path):
     return tmp_path, remote
 
 
-def test_a_store_is_read_as_a_directory_is(store):
+def test_a_store_is_read_as_a_directory_is(store, monkeypatch):
     local, remote = store
-    from_disk = DocumentReader(local)
+    from_disk, listing = DocumentReader(local), remote.fs.ls
     documents = list(from_disk)
+
+    def marked(_, path, detail=True, **options):
+        # In a store, an empty file may mark a directory.
+        return [{"name": path, "size": 0, "type": "file"}, *listing(path, detail=detail, **options)]
+
+    monkeypatch.setattr(type(remote.fs), "ls", marked)
     # Typer's paths have lost a slash.
-    for address in (str(remote), str(remote).replace("//", "/"), remote, [remote]):
+    for address in (str(remote), str(remote).replace("//", "/"), remote):
         reader = DocumentReader(address)
         assert list(reader) == documents
         names = [(file.name, file.size) for file in reader.files]
         assert names == [(file.name, file.size) for file in from_disk.files]
-        assert [*reader.documents.values()] == [*from_disk.documents.values()]
         assert reader.ignored == from_disk.ignored
-    for address in (f"file://{local}", Path(f"file://{local}")):
-        assert list(DocumentReader(address)) == documents
-    files = [str(remote / "c.parquet"), local / "f.csv"]
-    ids = [document.doc_id for document in DocumentReader(files, Columns(id="id"))]
+    assert list(DocumentReader(Path(f"file://{local}"))) == documents
+    inputs = [str(remote / "c.parquet"), local / "f.csv"]
+    ids = [document.doc_id for document in DocumentReader(inputs, Columns(id="id"))]
     assert ids == ["one", "two", "f"]
-
-
-def test_saved_datasets_are_named(store):
-    for root in store:
-        (root / "saved" / "train").mkdir(parents=True)
-        (root / "saved" / "train" / "f.txt").write_text("a text")
-        (root / "saved" / "dataset_dict.json").write_text("{}")
-        with pytest.raises(
-            InputError, match=r"saved is a saved dataset: `corpus build`.*--dataset"
-        ):
-            DocumentReader(root)
-        (root / "train.arrow").write_bytes(b"ARROW1")
-        with pytest.raises(InputError, match=r"Of a saved dataset, .*--dataset"):
-            DocumentReader(root / "train.arrow")
-
-
-def test_directories_of_a_store_have_marks_and_may_not_be_listed(store, monkeypatch):
-    (local, remote), denied = store, list[str]()
-    listing, expected = remote.fs.ls, DocumentReader(local)
-
-    def ls(_, path, detail=True, **options):
-        if path.rpartition("/")[2] in denied:
-            raise PermissionError(f"no access to {path}")
-        # In a store, an empty file may mark a directory.
-        mark = {"name": path, "type": "file", "size": 0}
-        return [mark, *listing(path, detail=detail, **options)]
-
-    monkeypatch.setattr(type(remote.fs), "ls", ls)
-    reader = DocumentReader(remote)
-    assert [file.name for file in reader.files] == [file.name for file in expected.files]
-    assert reader.ignored == expected.ignored
-    denied.append("sub")
-    with pytest.raises(InputError, match=r"sub cannot be read: no access to .*sub"):
-        DocumentReader(remote)
 
 
 @pytest.mark.parametrize(
@@ -336,7 +272,6 @@ def test_directories_of_a_store_have_marks_and_may_not_be_listed(store, monkeypa
         ("memory://bucket/none", "does not exist"),
         ("nowhere://bucket", r"nowhere://bucket cannot be read .*prismlm\[remote\]"),
         ("gs://bucket/texts", r"gs://bucket/texts cannot be read .*install gcsfs"),
-        ("hf://datasets/acme/texts", r"hf://datasets/acme/texts cannot be read .*offline"),
     ],
 )
 def test_stores_that_cannot_be_read(address, match, monkeypatch):
@@ -352,5 +287,5 @@ def test_a_store_that_fails_half_way(store, monkeypatch):
             raise RuntimeError("the connection was lost")
 
     monkeypatch.setattr(type(store[1]), "open", lambda *given: Failing(b"text"))
-    with pytest.raises(InputError, match=r"could not be read to its end .*connection was lost"):
+    with pytest.raises(InputError, match=r"a\.txt .*connection was lost"):
         list(DocumentReader(str(store[1] / "a.txt")))

@@ -195,32 +195,30 @@ def check_messages(messages: Messages, where: str = "the messages") -> None:
             f"{where}: {shown(messages)}, expected a list with at least one message of the user."
         )
     for number, message in enumerate(messages):
-        record: Any = message if isinstance(message, Mapping) else {}
-        calls, content = record.get("tool_calls"), record.get("content")
-        if "role" not in record or not (calls or "content" in record):
+        if not _is_message(message):
             raise InputError(
                 f"{where}: number {number} is {shown(message)}, expected a record with role and "
-                'content, such as {"role": "user", "content": "What is malaria?"}.'
+                'content, such as {"role": "user", "content": "What is malaria?"}. Content is a '
+                'text or a list of {"type": "text", "text": …}; tool_calls are a list of '
+                '{"type": "function", "function": {"name": …, "arguments": {}}}.'
             )
-        check_text(f"{where}: the role of number {number}", record["role"])
-        if calls and not all(map(_is_call, calls if isinstance(calls, (list, tuple)) else [calls])):
-            raise InputError(
-                f"{where}: the tool_calls of number {number} are {shown(calls)}, expected records "
-                'such as {"type": "function", "function": {"name": "get_weather", '
-                '"arguments": {}}}.'
-            )
-        if calls and content is None:
-            continue
-        for part in content if is_messages(content) else [{"text": content}]:
-            text = part.get("text") if isinstance(part, Mapping) else None
-            if is_messages(content) and not isinstance(text, str):
-                raise InputError(
-                    f"{where}: the content of number {number} holds {shown(part)}, expected parts "
-                    'of text, such as {"type": "text", "text": "What is malaria?"}.'
-                )
-            check_text(f"{where}: the content of number {number}", text)
+        check_text(f"{where}: the content of number {number}", text_of(message.get("content")))
 
 
-def _is_call(call: Any) -> bool:
-    function = call.get("function") if isinstance(call, Mapping) else None
-    return isinstance(function, Mapping) and isinstance(function.get("name"), str)
+def _is_message(message: Any) -> bool:
+    record: Any = message if isinstance(message, Mapping) else {}
+    calls, content = record.get("tool_calls") or (), record.get("content")
+    parts: Any = content if isinstance(content, (list, tuple)) else [{"text": content}]
+    return (
+        isinstance(record.get("role"), str)
+        and isinstance(calls, (list, tuple))
+        and all(isinstance(_in(_in(call, "function"), "name"), str) for call in calls)
+        and (
+            (bool(calls) and content is None)
+            or all(isinstance(_in(part, "text"), str) for part in parts)
+        )
+    )
+
+
+def _in(record: Any, key: str) -> Any:
+    return record.get(key) if isinstance(record, Mapping) else None

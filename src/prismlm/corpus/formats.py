@@ -8,11 +8,9 @@ import io
 import json
 import math
 import os
-import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
-from functools import cached_property
 from pathlib import Path
 from typing import IO, Any, AnyStr, NamedTuple
 
@@ -22,13 +20,14 @@ import pyarrow.parquet as pq
 from prismlm.corpus.documents import Columns
 from prismlm.corpus.tables import first_byte
 from prismlm.errors import BadRow, InputError, first_line
-from prismlm.files import LARGEST_TEXT, decoded, not_utf8, read_text, too_large
+from prismlm.files import LARGEST_TEXT, decoded, read_text, too_large
 
 WHOLE_FILES = (".txt", ".md")
 # Files that parts share; the others belong to one part.
 DIVISIBLE = (".jsonl", ".ndjson", ".parquet")
 PACKED = (".jsonl.gz", ".jsonl.zst", ".ndjson.gz", ".ndjson.zst")
 EXTENSIONS = (*WHOLE_FILES, ".json", ".csv", *DIVISIBLE, *PACKED)
+EXPECTED = f"Expected one of: {', '.join(EXTENSIONS)}."
 # What stores say of the version of a file.
 VERSIONS = ("ETag", "etag", "generation", "blob_id", "mtime", "created", "last_modified")
 ROWS_AT_ONCE = 64
@@ -42,22 +41,26 @@ MAX_COUNTED = 2**30
 class InputFile:
     """A file to read; without an id column, ids are made of ``name``.
 
-    ``listed`` is its state when a build was started, if another process made the list.
+    ``state`` is its size, and its time or the version that its store states, when it was listed.
     """
 
-    path: Path
+    path: Any
     name: str
-    listed: tuple[int, str] | None = None
+    state: tuple[int, str]
 
-    @cached_property
-    def state(self) -> tuple[int, str]:
-        """Its bytes, and the version that its store states; a store is asked once."""
-        return self.listed or _state(self.path)
+    @classmethod
+    def of(cls, path: Any, name: str | None = None) -> InputFile:
+        """Return a file as it is now, or raise InputError."""
+        if extension(path) is None:
+            raise InputError(f"{path} does not have a supported extension. {EXPECTED}")
+        try:
+            return cls(path, name or path.name, _state(path))
+        except OSError as error:
+            raise InputError(f"{path} cannot be read: {error.strerror or error}.") from error
 
-    def as_listed(self) -> InputFile:
-        """Return it as it is now, for another process and current directory."""
-        path = self.path if is_remote(self.path) else self.path.absolute()
-        return InputFile(path, self.name, self.state)
+    def absolute(self) -> InputFile:
+        """Return it with a path that does not depend on the current directory."""
+        return self if is_remote(self.path) else replace(self, path=self.path.absolute())
 
     @property
     def size(self) -> int:
@@ -66,26 +69,19 @@ class InputFile:
 
     @property
     def kind(self) -> str:
-        """Its readable extension, or ""."""
+        """Its extension."""
         return extension(self.path) or ""
-
-    def check(self) -> None:
-        """Raise InputError if it is no longer as it was listed."""
-        if self.listed is None:
-            return
-        if is_remote(self.path):
-            # This process may have asked the store long ago.
-            self.path.fs.invalidate_cache()  # pyright: ignore[reportAttributeAccessIssue]
-        now = _state(self.path)
-        if now != self.listed:
-            raise InputError(
-                f"{self.path} has changed since the build started: {self.listed[0]:,} bytes of "
-                f"version {self.listed[1] or 'unknown'} then, {now[0]:,} of {now[1]} now. Put it "
-                "back, or start over with --overwrite (in Python: overwrite=True)."
-            )
 
     def open(self) -> Any:
         """Open it; files of stores have only part of the methods, such as readline(size)."""
+        if is_remote(self.path):
+            # This process may have asked the store long ago.
+            self.path.fs.invalidate_cache()
+        if _state(self.path) != self.state:
+            raise InputError(
+                f"{self.path} has changed since the build started: put it back, or start over with "
+                "--overwrite (in Python: overwrite=True)."
+            )
         file: Any = self.path.open("rb")
         return io.BufferedReader(file, 1 << 20) if is_remote(self.path) else file
 
@@ -143,51 +139,34 @@ def read_rows(
     """
     path, source = file.path, file.path.name[: -len(file.kind)]
     try:
-        file.check()
-        for number, record, done in _records(file, columns, start, stop):
-            doc_id = file.name if file.kind in WHOLE_FILES else f"{file.name}:{number}"
-            yield Row(record, f"{path}:{number}", doc_id, source, max(0, done - start))
+        with file.open() as opened:
+            for number, record, done in _records(file, opened, columns, start, stop):
+                doc_id = file.name if file.kind in WHOLE_FILES else f"{file.name}:{number}"
+                yield Row(record, f"{path}:{number}", doc_id, source, max(0, done - start))
     except BadRow as bad:
         yield Row(bad, str(path), file.name, source, file.size - start)
     except InputError:
         raise
-    except UnicodeDecodeError as error:
-        # A CSV file; some of its rows may have been read.
-        raise InputError(str(not_utf8(error.object, str(path), error))) from error
-    except csv.Error as error:
-        raise InputError(f"{path} is not valid CSV ({error}). Write it again.") from error
-    except Exception as error:
-        why = first_line(error)
-        # Arrow reports broken zstd and Parquet streams as OSError without an errno, as gzip does.
-        if isinstance(error, FileNotFoundError) or getattr(error, "errno", None) is not None:
-            why = f"cannot be read: {getattr(error, 'strerror', None) or 'it is missing'}."
-        elif isinstance(error, (EOFError, zlib.error, OSError, pa.ArrowException)):
-            why = (
-                f"is damaged or incomplete, or not what its extension says ({why}). Fetch or write "
-                "the file again."
-            )
-        elif is_remote(path):  # each store has its own errors
-            why = f"could not be read to its end ({why}). Try again when its store answers."
-        else:
-            raise
-        raise InputError(f"{path} {why}") from error
+    except Exception as error:  # every format and every store has its own errors
+        raise InputError(
+            f"{path} is damaged or incomplete, or not what its extension says "
+            f"({first_line(error)}). Fetch or write it again."
+        ) from error
 
 
 def _records(
-    file: InputFile, columns: Columns | None, start: int, stop: float
+    file: InputFile, opened: Any, columns: Columns | None, start: int, stop: float
 ) -> Iterator[Numbered]:
-    if file.kind == ".json":
-        yield from _json(file)
-        return
-    with file.open() as opened:
-        if file.kind in WHOLE_FILES:
-            yield 1, read_text(str(file.path), opened), file.size
-        elif file.kind == ".csv":
-            yield from _csv(file, opened, columns)
-        elif file.kind == ".parquet":
-            yield from _parquet(file, opened, columns, start, stop)
-        else:
-            yield from _json_lines(file, opened, start, stop)
+    if file.kind in WHOLE_FILES:
+        yield 1, read_text(str(file.path), opened), file.size
+    elif file.kind == ".json":
+        yield from _json(file, opened)
+    elif file.kind == ".csv":
+        yield from _csv(file, opened, columns)
+    elif file.kind == ".parquet":
+        yield from _parquet(file, opened, columns, start, stop)
+    else:
+        yield from _json_lines(file, opened, start, stop)
 
 
 def _json_lines(file: InputFile, raw: Any, start: int, stop: float) -> Iterator[Numbered]:
@@ -206,8 +185,7 @@ def _json_lines(file: InputFile, raw: Any, start: int, stop: float) -> Iterator[
         try:
             text = decoded(line, where).strip()
             if text:
-                record = _parsed(text, where, "one JSON object on each line")
-                yield number, _checked(record, where), done
+                yield number, _object(_parsed(text, where), where), done
         except BadRow as bad:
             yield number, bad, done
 
@@ -243,37 +221,36 @@ def _lines(stream: IO[AnyStr], path: Path, first: int = 1) -> Iterator[AnyStr]:
         yield line
 
 
-def _parsed(text: str, where: str, expected: str) -> Any:
+def _parsed(text: str, where: str) -> Any:
     """Parse JSON, keeping the digits of decimals: ids are often such numbers."""
     try:
         return json.loads(text, parse_float=Decimal)
     except (ValueError, RecursionError) as error:
-        message = f"{where} is not valid JSON ({error}). Expected {expected}."
-        raise BadRow(message, "not valid JSON") from error
+        raise BadRow(
+            f"{where} is not valid JSON ({error}). Expected an object on each line of .jsonl, and "
+            "an object or a list of objects in .json.",
+            "not valid JSON",
+        ) from error
 
 
-def _checked(record: Any, where: str) -> Record:
+def _object(record: Any, where: str) -> Record:
     if isinstance(record, dict):
         return record
-    return BadRow(
-        f"{where} holds a JSON {type(record).__name__}. Expected one JSON object on each line, or "
-        "a list of objects in a .json file.",
-        "not a JSON object",
-    )
+    kind = type(record).__name__
+    return BadRow(f"{where} holds a JSON {kind}. Expected an object.", "not a JSON object")
 
 
-def _json(file: InputFile) -> Iterator[Numbered]:
+def _json(file: InputFile, raw: Any) -> Iterator[Numbered]:
     path, size = file.path, file.size
     if size > MAX_JSON:
         raise InputError(
             f"{path} is larger than {MAX_JSON >> 20:,} MiB, and .json is read as a whole: write "
             "JSON lines (.jsonl), which are read one by one."
         )
-    hint = "an object or a list of objects; JSON lines are in a file called .jsonl"
-    value = _parsed(decoded(path.read_bytes(), str(path)), str(path), hint)
+    value = _parsed(decoded(raw.read(), str(path)), str(path))
     records: list[Any] = value if isinstance(value, list) else [value]
     for number, record in enumerate(records, start=1):
-        yield number, _checked(record, f"{path}:{number}"), size * number // len(records)
+        yield number, _object(record, f"{path}:{number}"), size * number // len(records)
 
 
 def _csv(file: InputFile, raw: Any, columns: Columns | None) -> Iterator[Numbered]:
@@ -302,18 +279,10 @@ def _parquet(
         if columns is not None:
             used = sorted({*columns.resolve(used, str(file.path)).values()})
         groups = [table.metadata.row_group(n) for n in range(table.num_row_groups)]
-        chunks = (group.column(n) for group in groups for n in range(group.num_columns))
-        sizes = (
-            chunk.total_uncompressed_size
-            for chunk in chunks
-            if chunk.path_in_schema.split(".")[0] in used
-        )
-        # A single row may be as large as all of its column.
-        at_once = max(1, min(ROWS_AT_ONCE, MAX_JSON // max([1, *sizes])))
         firsts = [first_byte(group.column(0)) for group in groups]
         mine = [n for n, first in enumerate(firsts) if start <= first < stop]
         number = sum(group.num_rows for group in groups[: mine[0]]) if mine else 0
-        for batch in table.iter_batches(at_once, row_groups=mine, columns=used) if mine else ():
+        for batch in table.iter_batches(ROWS_AT_ONCE, row_groups=mine, columns=used):
             for record in batch.to_pylist():
                 number += 1
                 yield number, record, file.size * number // rows

@@ -5,37 +5,33 @@ from __future__ import annotations
 import math
 import os
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from decimal import Decimal
 from importlib import import_module
 from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-
 from prismlm.corpus.chat import ASSISTANT, as_messages, check_messages, is_messages, render_chat
 from prismlm.corpus.documents import MESSAGES, METADATA, Columns, Document, as_metadata
 from prismlm.corpus.formats import (
     DIVISIBLE,
-    EXTENSIONS,
+    EXPECTED,
     InputFile,
     Row,
     extension,
     is_remote,
     read_rows,
 )
-from prismlm.corpus.layout import id_hash
 from prismlm.errors import (
     BadRow,
     InputError,
     PrismError,
-    check_kind,
     check_path,
     check_text,
     first_line,
+    shown,
 )
 from prismlm.files import address_of
 from prismlm.hub import hub_error
@@ -46,14 +42,8 @@ if TYPE_CHECKING:
 # Reasons to leave out a valid row.
 NO_TEXT, NO_ANSWER = "no text", "chat without an answer"
 SKIP = "leave out and count such rows with --skip-bad-rows (in Python: skip_bad_rows=True)"
-SAVED_DATASET = (
-    "`corpus build` takes its directory as --dataset DIR (in Python: HubDataset); for other "
-    "commands write it as Parquet (Dataset.to_parquet)."
-)
-KINDS = {type(None): "null", bytes: "binary value", dict: "record"}
-KINDS |= dict.fromkeys((int, float, Decimal), "number")
 
-Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
+Paths = str | os.PathLike[str] | Sequence[str | os.PathLike[str] | InputFile]
 # Input of a part, unless it is chosen: the most that an interruption loses.
 PART_BYTES = 2**28
 # Names that the package datasets takes as a format of text or rows, not as a dataset.
@@ -76,10 +66,8 @@ class DocumentReader:
     Attributes:
         files: the files to read, in order.
         ignored: the number of files with other extensions in the directories, by extension.
-        documents: how many documents this pass has read, by file.
         total, done: the size of what is read, and how much of it this pass has read, in ``unit``.
         left_out: how many documents this pass has left out, by reason.
-        number: of the last document, from 0; repeated ids are counted.
         tokenizer: renders rows of messages by its chat template; None refuses them.
 
     Args:
@@ -94,7 +82,9 @@ class DocumentReader:
             do not end in one.
         share: ``(i, n)`` reads part i of n, from 0: a file, row group or line belongs to the part
             in which its first byte lies, so that parts together read what one reader does.
-        used: hashes of ids that count as used before; None: ids may be used again.
+        used: ids that count as used before; None: ids may be used again.
+        reason: returns why to leave out a document, or None; its arguments are the document and
+            its number among those with text, from 0.
     """
 
     unit = "bytes"
@@ -108,71 +98,64 @@ class DocumentReader:
         skip_bad_rows: bool | None = None,
         answered_chats: bool | Literal["last"] = False,
         share: tuple[int, int] = (0, 1),
-        used: Sequence[int] | None = (),
+        used: Collection[str] | None = (),
+        reason: Callable[[Document, int], str | None] = lambda document, number: None,
     ) -> None:
         self._columns, self.tokenizer = columns or Columns(), tokenizer
         self._skip_bad_rows, self._answered_chats = skip_bad_rows, answered_chats
-        self._share, self._used, self._seen, self._file = share, used, set[int](), ""
+        self._share, self._used, self._filter = share, used, reason
         # The columns of the last row, and which of them has each role.
         self._names: tuple[str, ...] | None = None
         self._resolved = dict[str, str]()
         self.ignored, self.left_out = Counter[str](), Counter[str]()
-        self.documents = Counter[str]()
-        self.done = self.number = 0
+        self.done = 0
         self.files, self.total = self._open(paths)
 
     def _open(self, inputs: Any) -> tuple[list[InputFile], int | None]:
         """Return the files to read, and ``total``."""
-        is_one = isinstance(inputs, (str, os.PathLike)) or is_remote(inputs)
-        paths: Any = [inputs] if is_one else inputs
-        check_kind("the input", paths, Iterable, "a path, or a list of paths")
-        files: list[Any] = list(paths)
-        if not files:
-            raise InputError("No input was named: give files or directories to read.")
-        if not all(isinstance(file, InputFile) for file in files):
-            # A file with several names or links is read once.
-            distinct: dict[object, InputFile] = {}
-            for file in (file for path in files for file in _expand(_located(path), self.ignored)):
+        paths: Any = [inputs]
+        if not isinstance(inputs, (str, os.PathLike)) and not is_remote(inputs):
+            paths = inputs
+        # A file with several names or links is read once.
+        distinct: dict[str, InputFile] = {}
+        for one in paths:
+            files = [one] if isinstance(one, InputFile) else _expand(_located(one), self.ignored)
+            for file in files:
                 distinct.setdefault(_identity(file.path), file)
-            files = list(distinct.values())
-        return files, sum(file.size for file in files)
+        if not distinct:
+            raise InputError("No input was named: give files or directories to read.")
+        self._name = ", ".join(str(file.path) for file in [*distinct.values()][:3])
+        return [*distinct.values()], sum(file.size for file in distinct.values())
 
     def default_parts(self) -> int:
         """Return the number of parts that a build divides this input into."""
         return max(1, math.ceil((self.total or 0) / PART_BYTES))
 
-    @property
-    def name(self) -> str:
-        """The input, for error messages."""
-        names = ", ".join(str(file.path) for file in self.files[:3])
-        return f"{names}{' …' if len(self.files) > 3 else ''}"
-
     def __iter__(self) -> Iterator[Document]:
-        self.done, self.number, self._seen = 0, -1, set(self._used or ())
+        self.done, self._number, seen = 0, 0, {*(self._used or ())}
         self.left_out.clear()
-        self.documents.clear()
         for row in self._rows():
-            self.done, document = row.done, self._read(row)
-            if isinstance(document, str):
-                self.left_out[document] += 1
-            else:
-                self._file = row.location.rpartition(":")[0]
-                self.documents[self._file] += 1
+            self.done = row.done
+            try:
+                document = self._document(row)
+                reason = self._reason(document)
+                if reason is None and self._used is not None:
+                    if document.doc_id in seen:
+                        raise repeated_id(row.location, document.doc_id)
+                    seen.add(document.doc_id)
+            except BadRow as bad:
+                if not self._skip_bad_rows:
+                    skip = f", or {SKIP}" if self._skip_bad_rows is not None else ""
+                    raise InputError(f"{bad} Fix the row{skip}.") from bad
+                reason, document = bad.reason, None
+            if reason is not None:
+                self.left_out[reason] += 1
+            elif document is not None:
                 yield document
         # Of several parts, some may be empty.
-        if not self.documents and self._share[1] == 1:
+        if not self._number and self._share[1] == 1:
             left_out = f" Left out: {count_list(self.left_out)}." if self.left_out else ""
-            raise InputError(f"No documents: no text in {self.name}.{left_out}")
-
-    def leave_out(self, reason: str) -> None:
-        """Count the last document as left out."""
-        self.left_out[reason] += 1
-        self.documents[self._file] -= 1
-
-    def ids(self) -> np.ndarray:
-        """Return the sorted hashes of the ids of this pass: uint64, without those used before."""
-        ids = np.sort(np.fromiter(self._seen, np.uint64, len(self._seen)))
-        return np.setdiff1d(ids, np.array(self._used or (), np.uint64), assume_unique=True)
+            raise InputError(f"No documents: no text in {self._name}.{left_out}")
 
     def _rows(self) -> Iterator[Row]:
         (number, count), size, before = self._share, self.total or 0, 0
@@ -184,34 +167,23 @@ class DocumentReader:
                 yield from read_rows(file, self._columns, start, stop)
             before += file.size
 
-    def _read(self, row: Row) -> Document | str:
-        """Return the document of a row, or why it is left out."""
-        try:
-            document = self._document(row)
-            return self._reason(document, row.location) or document
-        except BadRow as bad:
-            if self._skip_bad_rows:
-                return bad.reason
-            skip = f", or {SKIP}" if self._skip_bad_rows is not None else ""
-            raise InputError(f"{bad} Fix the row{skip}.") from bad
-
     def _document(self, row: Row) -> Document:
         """Return the document of a row, or raise BadRow."""
         values, location = self._values(row), row.location
-        messages, marks, text, reason = None, None, values.get("text"), "not a chat"
+        messages, marks, text = None, None, values.get("text")
         # A named text column may hold chats as well.
         is_chat = MESSAGES in values or is_messages(text)
         tokenizer = self._with_template(location) if is_chat else None
+        reason = "not a chat"
         try:
             if tokenizer is not None:
                 messages = as_messages(values.get(MESSAGES, text))
                 check_messages(messages, location)
                 reason = "chat that the template refuses"
                 text, marks = render_chat(tokenizer, messages)
+            reason = "text is not a string"
             if not isinstance(text, str):
-                kind = KINDS.get(type(text), type(text).__name__)
-                reason = f"text is a {kind}"
-                raise InputError(f"{location}: the text is a {kind}, expected a string.")
+                raise InputError(f"{location}: the text is {shown(text)}, expected a string.")
             reason = "not valid Unicode"
             check_text(f"{location}: the text", text)
             reason = "column is not text or a number"
@@ -248,30 +220,24 @@ class DocumentReader:
             "chat_template.jinja to the tokenizer, or name a text column with --text-column."
         )
 
-    def _reason(self, document: Document, location: str) -> str | None:
-        """Return why a document is left out, or None; raise BadRow for an id used before."""
+    def _reason(self, document: Document) -> str | None:
+        """Return why a document is left out, or None."""
         if not document.text or document.text.isspace():
             return NO_TEXT
         if self._answered_chats and document.messages is not None:
             answers = document.messages[-1 if self._answered_chats == "last" else 0 :]
             if all(one["role"] != ASSISTANT for one in answers):
                 return NO_ANSWER
-        self.number += 1
-        if self._used is not None:
-            # Eight bytes of each id use less memory than the ids.
-            key = id_hash(document.doc_id)
-            if key in self._seen:
-                raise repeated_id(location, f"the id {document.doc_id!r}")
-            self._seen.add(key)
-        return None
+        self._number += 1
+        return self._filter(document, self._number - 1)
 
 
-def repeated_id(location: str, name: str) -> BadRow:
+def repeated_id(location: str, doc_id: str) -> BadRow:
     """Return the error for an id that was used before."""
     return BadRow(
-        f"{location}: another document has {name} too. Ids must be unique: change one, choose "
-        "another column with --id-column, or, if they are made of file names, name the directory "
-        "above the files instead.",
+        f"{location}: another document has the id {doc_id!r} too. Ids must be unique: change one, "
+        "choose another column with --id-column, or, if they are made of file names, name the "
+        "directory above the files instead.",
         "id used before",
     )
 
@@ -306,54 +272,44 @@ def _located(given: Any) -> Any:
     return remote
 
 
-def _identity(path: Any) -> object:
-    if is_remote(path):
-        return str(path)
-    status = path.stat()
-    return status.st_dev, status.st_ino
+def _identity(path: Any) -> str:
+    return str(path) if is_remote(path) else os.path.realpath(path)
 
 
 def _expand(path: Any, ignored: Counter[str]) -> list[InputFile]:
-    known = f"Expected one of: {', '.join(EXTENSIONS)}."
     if not path.exists():
         raise InputError(f"{path} does not exist: expected a file or directory to read.")
     if path.is_file():
-        if extension(path) is None:
-            if path.suffix.lower() == ".arrow":
-                known = f"Of a saved dataset, {SAVED_DATASET}"
-            raise InputError(f"{path} does not have a supported extension. {known}")
-        return [InputFile(path, path.name)]
+        return [InputFile.of(path)]
     files: list[InputFile] = []
-    for name, file in _walk(path, "", {_identity(path)}):
-        if extension(file) is None:
-            ignored[file.suffix.lower() or "without extension"] += 1
-        elif is_remote(file) or file.is_file():
-            files.append(InputFile(file, name))
-        else:
-            raise InputError(f"{file} is a broken link or a special file: remove or fix it.")
+    try:
+        for name, file in _walk(path, "", {_identity(path)}):
+            if extension(file) is None:
+                ignored[file.suffix.lower() or "without extension"] += 1
+            else:
+                files.append(InputFile.of(file, name))
+    except OSError as error:
+        raise InputError(f"{path} cannot be read ({error}).") from error
     if not files:
-        counts = ", ".join(f"{count:,} {kind}" for kind, count in sorted(ignored.items()))
-        others = f" It has {counts}." if counts else ""
-        raise InputError(f"{path} contains no file that can be read. {known}{others}")
+        others = f" It has: {count_list(ignored)}." if ignored else ""
+        raise InputError(f"{path} contains no file that can be read. {EXPECTED}{others}")
     return sorted(files, key=lambda file: file.name)
 
 
-def _walk(directory: Any, prefix: str, seen: set[object]) -> Iterator[tuple[str, Any]]:
+def _walk(directory: Any, prefix: str, seen: set[str]) -> Iterator[tuple[str, Any]]:
     """Yield the files below a directory with their names in it, except hidden ones.
 
     Each directory is visited once, whatever links to it; finished corpora are not.
     """
-    try:
-        entries = sorted(_entries(directory))
-    except OSError as error:
-        raise InputError(f"{directory} cannot be read: {error.strerror or error}.") from error
-    names = {name for name, _ in entries}
+    names = dict(sorted(_entries(directory)))
     if "corpus.json" in names:
         return
-    if "dataset_dict.json" in names or {"state.json", "dataset_info.json"} <= names:
-        raise InputError(f"{directory} is a saved dataset: {SAVED_DATASET}")
-    subdirectories = list[str]()
-    for name, is_directory in entries:
+    if "dataset_dict.json" in names or {"state.json", "dataset_info.json"} <= names.keys():
+        raise InputError(
+            f"{directory} is a saved dataset: `corpus build` takes it as --dataset DIR (in Python: "
+            "HubDataset); for other commands write it as Parquet (Dataset.to_parquet)."
+        )
+    for name, is_directory in names.items():
         path = directory / name
         if name.startswith("."):
             continue
@@ -361,9 +317,7 @@ def _walk(directory: Any, prefix: str, seen: set[object]) -> Iterator[tuple[str,
             yield f"{prefix}{name}", path
         elif (identity := _identity(path)) not in seen:
             seen.add(identity)
-            subdirectories.append(name)
-    for name in subdirectories:
-        yield from _walk(directory / name, f"{prefix}{name}/", seen)
+            yield from _walk(path, f"{prefix}{name}/", seen)
 
 
 def _entries(directory: Any) -> Iterator[tuple[str, bool]]:
@@ -433,35 +387,28 @@ class DatasetReader(DocumentReader):
 
     def _open(self, inputs: Any) -> tuple[list[InputFile], int | None]:
         self._dataset: HubDataset = inputs
+        self._name = f"the dataset {inputs}"
         self._records = _load(inputs)
-        if self._is_stored:
+        # One that was saved has random access; others are streamed, file by file.
+        self._is_saved = hasattr(self._records, "num_rows")
+        if self._is_saved:
             return [], int(self._records.num_rows)
         splits = None if inputs.data_files else self._records.info.splits
         split = splits.get(inputs.split) if splits else None
         return [], (split.num_examples or None) if split else None
 
-    @property
-    def _is_stored(self) -> bool:
-        """Whether it has random access; others are streamed, file by file."""
-        return hasattr(self._records, "num_rows")
-
     def default_parts(self) -> int:
         """Return the number of parts: one for each file of a stream."""
-        if self._is_stored:
+        if self._is_saved:
             return max(1, math.ceil(self._records.data.nbytes / PART_BYTES))
         return self._records.num_shards
-
-    @property
-    def name(self) -> str:
-        """The dataset, for error messages."""
-        return f"the dataset {self._dataset}"
 
     def _records_of_part(self) -> Iterator[tuple[str, Any]]:
         """Yield each record with its number, or those of its file and in its file."""
         (part, count), records = self._share, self._records
-        size = records.num_rows if self._is_stored else records.num_shards
+        size = records.num_rows if self._is_saved else records.num_shards
         mine = range(size * part // count, size * (part + 1) // count)
-        if self._is_stored:
+        if self._is_saved:
             rows = enumerate(records.select(mine), start=mine.start + 1)
             yield from ((str(number), record) for number, record in rows)
             return
@@ -493,13 +440,8 @@ class PipelineReader(DocumentReader):
     unit = "documents"
 
     def _open(self, inputs: Any) -> tuple[list[InputFile], int | None]:
-        self._stream = inputs
+        self._stream, self._name = inputs, "the steps before"
         return [], None
-
-    @property
-    def name(self) -> str:
-        """The input, for error messages."""
-        return "the steps before"
 
     def _rows(self) -> Iterator[Row]:
         for done, document in enumerate(self._stream, start=1):
@@ -518,11 +460,6 @@ def _load(dataset: HubDataset) -> Any:
         ) from error
     path = Path(dataset.name)
     files = {"data_files": list(dataset.data_files)} if dataset.data_files else {}
-    if path.is_file():
-        raise InputError(
-            f"{path} is a file: expected the name of a dataset on the Hugging Face Hub or a "
-            "directory. Name files without --dataset."
-        )
     try:
         if not files and not path.is_dir() and (reason := hub_error()):
             raise ConnectionError(reason)
@@ -537,13 +474,8 @@ def _load(dataset: HubDataset) -> Any:
 
 
 def _unreadable(dataset: HubDataset, error: Exception) -> InputError:
-    reason = first_line(error)
-    if isinstance(error, ConnectionError) or "Offline" in reason:
-        return InputError(
-            f"the dataset {dataset} cannot be reached on the Hugging Face Hub ({reason}). Check "
-            "the connection and unset HF_HUB_OFFLINE, or name a local directory or files."
-        )
     return InputError(
-        f"the split {dataset.split!r} of the dataset {dataset} cannot be read ({reason}). Expected "
-        "a name on the Hugging Face Hub, with :CONFIG if it has several, or a local directory."
+        f"the split {dataset.split!r} of the dataset {dataset} cannot be read "
+        f"({first_line(error)}). Expected a name on the Hugging Face Hub, which must be reachable "
+        "(HF_HUB_OFFLINE unset), with :CONFIG if it has several; or a local directory."
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -34,6 +34,8 @@ TABLE |= {"write_page_checksum": True}
 TEXT_TABLE: dict[str, Any] = TABLE | {"use_dictionary": False, "write_statistics": False}
 # Files of a part: what the corpus says of it, and digests of its documents.
 PART_FILE, DIGESTS_FILE = "part.json", "digests.bin"
+# Columns that decide on the split.
+RULED = ["doc_id", "length", "split"]
 
 
 def describe_tokenizer(tokenizer: PreTrainedTokenizerFast) -> dict[str, Any]:
@@ -60,21 +62,16 @@ def write_part(
     directory: Path,
     tokenizer: PreTrainedTokenizerFast,
     documents: Iterable[Document],
-    heldout_fraction: float = 0.05,
-    *,
     left_out: Mapping[str, int] | None = None,
-    read: Mapping[str, int] | None = None,
-) -> Iterator[None]:
-    """Write documents as a part of a corpus: a shard, and what the corpus will say of it.
+) -> Generator[None]:
+    """Write documents as a part of a corpus: a shard, digests of its documents, and counts.
 
-    Yields after each row group, of about a megabyte of text. ``left_out`` (by reason) and ``read``
-    (by file) count documents; they are looked at when all have been read.
+    Yields after each row group, of about a megabyte of text. ``left_out`` counts documents by
+    reason; it is looked at when all have been read.
     """
     described = describe_tokenizer(tokenizer)
     end, dtype = described["eos_token_id"], dtype_of(described)
-    counts = Counter[str](documents=0, tokens=0, characters=0)
-    heldout, stated = Counter[str](documents=0, tokens=0), Counter[str]()
-    least = [1.0, 0]
+    start = characters = 0
     tokens, table, texts = (
         directory / name.format(0) for name in (layout.TOKENS, layout.DOCUMENTS, layout.TEXTS)
     )
@@ -87,24 +84,16 @@ def write_part(
         for group in _row_groups(documents):
             rows = list[dict[str, Any]]()
             for document, ids in zip(group, _encode(tokenizer, described, group), strict=True):
-                length, split = len(ids) + 1, document.part
-                rows.append(row := _row(document, counts["tokens"], length))
+                rows.append(row := _row(document, start, len(ids) + 1))
                 stored = np.array([*ids, end], dtype).tobytes()
                 token_file.write(stored)
                 digests.write(_digest(row, stored))
-                counts.update(documents=1, tokens=length, characters=len(document.text))
-                if layout.is_held_out(document.doc_id, heldout_fraction, split):
-                    heldout.update(documents=1, tokens=length)
-                if split is None:
-                    least = min(least, [layout.split_key(document.doc_id), length])
-                else:
-                    stated[split] += 1
+                start += len(ids) + 1
+                characters += len(document.text)
             for writer in (table_writer, text_writer):
                 writer.write_table(pa.Table.from_pylist(rows, schema=writer.schema))
             yield
-    summary = {"counts": counts, "heldout": heldout, "stated": stated, "least": least}
-    summary |= {"left_out": left_out or {}, "read": read or {}}
-    write_json(directory / PART_FILE, summary)
+    write_json(directory / PART_FILE, {"characters": characters, "left_out": left_out or {}})
 
 
 def _row_groups(documents: Iterable[Document]) -> Iterator[list[Document]]:
@@ -163,20 +152,27 @@ def merge_parts(
     the disk has hard links. ``more`` are further entries of ``corpus.json``.
     """
     summaries = [read_json(part / PART_FILE) for part in parts]
-    counts, left_out = _sum(summaries, "counts"), _sum(summaries, "left_out")
-    if not counts["documents"]:
-        raise InputError(f"No documents: no text in the input. Left out: {count_list(left_out)}.")
-    shards, start, digest = list[dict[str, Any]](), 0, hashlib.sha256()
-    for part, summary in zip(parts, summaries, strict=True):
-        size = {name: summary["counts"][name] for name in ("documents", "tokens")}
-        if size["documents"]:
-            shards.append(size | {"files": _add_shard(part, out, len(shards), start)})
-        start += size["tokens"]
+    left_out = Counter[str]()
+    for summary in summaries:
+        left_out.update(summary["left_out"])
+    shards, tables, start, digest = list[dict[str, Any]](), list[pa.Table](), 0, hashlib.sha256()
+    for part in parts:
+        tables.append(table := pq.read_table(part / layout.DOCUMENTS.format(0), columns=RULED))
+        tokens = int(table["length"].to_numpy().sum())
+        if len(table):
+            files = _add_shard(part, out, len(shards), start)
+            shards.append({"documents": len(table), "tokens": tokens, "files": files})
+        start += tokens
         with (part / DIGESTS_FILE).open("rb") as file:
             while block := file.read(1 << 20):
                 digest.update(block)
+    if not shards:
+        raise InputError(f"No documents: no text in the input. Left out: {count_list(left_out)}.")
     described = describe_tokenizer(tokenizer)
-    split, heldout = _split(summaries, counts["documents"], heldout_fraction)
+    documents, skipped = pa.concat_tables(tables), sum(left_out.values())
+    split, heldout = _split(documents, heldout_fraction)
+    counts = {"documents": len(documents), "tokens": start}
+    counts |= {"characters": sum(summary["characters"] for summary in summaries)}
     meta = {
         "format": layout.FORMAT,
         "version": layout.FORMAT_VERSION,
@@ -184,7 +180,7 @@ def merge_parts(
         "tokenizer": {"fingerprint": fingerprint(tokenizer), **described},
         "left_out": dict(sorted(left_out.items())),
         "split": split,
-        "counts": {**counts, "skipped": sum(left_out.values())},
+        "counts": counts | {"skipped": skipped},
         "heldout": heldout,
         "shards": shards,
         "digests": {"documents": digest.hexdigest()},
@@ -218,28 +214,20 @@ def _shift(source: Path, target: Path, start: int) -> None:
             new.write_table(table.set_column(position, schema.field(position), shifted))
 
 
-def _sum(summaries: list[dict[str, Any]], name: str) -> Counter[str]:
-    total = Counter[str]()
-    for summary in summaries:
-        total.update(summary[name])
-    return total
-
-
-def _split(
-    summaries: list[dict[str, Any]], documents: int, fraction: float
-) -> tuple[dict[str, Any], dict[str, int]]:
+def _split(documents: pa.Table, fraction: float) -> tuple[dict[str, Any], dict[str, int]]:
     """Return the split rule, and what it holds out: at least one document.
 
     That of two or more documents, unless the fraction is 0 or all are stated to be in training.
     """
     split: dict[str, Any] = {"rule": layout.SPLIT_RULE, "heldout_fraction": fraction}
-    heldout, stated = dict(_sum(summaries, "heldout")), _sum(summaries, "stated")
-    if stated:
+    own = Counter(documents["split"].to_pylist())
+    if own.total() > own[None]:
         split |= {"rule": layout.STATED_RULE}
-        split["stated"] = {part: stated[part] for part in ("train", "heldout")}
-    # The smallest hash of an id, and the length of that document; 0 where all state their split.
-    key, length = min(summary["least"] for summary in summaries)
-    if fraction and documents > 1 and length and not heldout["documents"]:
-        split["heldout_fraction"] = math.nextafter(key, 1.0)
-        heldout = {"documents": 1, "tokens": length}
-    return split, heldout
+        split["stated"] = {part: own[part] for part in ("train", "heldout")}
+    held_out = layout.held_out(documents, split)
+    if fraction and len(documents) > 1 and own[None] and not held_out.any():
+        by_id = documents.filter(documents["split"].is_null())["doc_id"].to_pylist()
+        split["heldout_fraction"] = math.nextafter(min(map(layout.split_key, by_id)), 1.0)
+        held_out = layout.held_out(documents, split)
+    lengths = documents["length"].to_numpy()
+    return split, {"documents": int(held_out.sum()), "tokens": int(lengths[held_out].sum())}

@@ -69,22 +69,21 @@ def _documents(
 ) -> tuple[list[Document], dict[str, int]]:
     """Return the texts of files, and how many were left out, by reason."""
     with TemporaryDirectory() as directory:
-        inputs: list[InputFile] = []
+        names: dict[Path, str] = {}
         for number, file in enumerate(files):
             # The name is untrusted and may point outside the directory.
             name = check_text("the name of a file", file.name)
             path = Path(directory, f"{number}{extension(Path(name)) or ''}")
             path.write_bytes(check_text(f"the file {name}", file.content).encode())
-            inputs.append(InputFile(path, name))
+            names[path] = name
         try:
-            paths = [file.path for file in inputs]
-            reader = DocumentReader(paths, tokenizer=lm.tokenizer, answered_chats="last")
-            reader.files = inputs
+            inputs = [InputFile.of(path, name) for path, name in names.items()]
+            reader = DocumentReader(inputs, tokenizer=lm.tokenizer, answered_chats="last")
             documents = list(islice(reader, MAX_TEXTS + 1))
         except InputError as error:
             message = str(error)
-            for file in inputs:
-                message = message.replace(str(file.path), file.name)
+            for path, name in names.items():
+                message = message.replace(str(path), name)
             raise InputError(message.replace(directory, "their folder")) from error
     hint = "Give fewer, or use `prismlm audit`, which has no such limit."
     if len(documents) > MAX_TEXTS:

@@ -169,7 +169,7 @@ def read_examples(path: Path | str) -> list[Example]:
     for each choice; or ``prompt``, ``chosen`` and ``rejected``. A blank is put between context and
     answer where there is none. InputError names the row that is neither.
     """
-    file = InputFile(path := check_path("the task", path), path.name)
+    file = InputFile.of(check_path("the task", path))
     examples = [_example(row.record, row.location) for row in read_rows(file)]
     if not examples:
         raise InputError(f"{path} has no rows: expected {EXPECTED}.")
