@@ -6,7 +6,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
@@ -127,27 +126,6 @@ def test_edits_give_the_logits_of_their_equation(name, family_of):
     assert (found - before).abs().max() > 0.05
     assert torch.equal(model(input_ids=ids).logits, before)
     assert torch.equal(family.plain(input_ids=ids).logits, before)
-
-
-@every_family
-@torch.no_grad()
-def test_the_best_context_of_each_prototype_is_that_of_a_search_of_all(name, family_of):
-    family = family_of(name)
-    lens, corpus = family.lm.lens, family.corpus
-    best = torch.full((PROTOTYPES,), -1.0)
-    for document in corpus.split("all").tolist():
-        ids = corpus.tokens(int(corpus.starts[document]), int(corpus.lengths[document]) - 1)
-        with capture(family.plain) as seen:
-            family.plain(input_ids=torch.from_numpy(ids.astype(np.int64))[None])
-        cosines = F.normalize(seen.z[0].float(), dim=-1) @ F.normalize(family.lm.head.prototypes).T
-        best = torch.maximum(best, cosines.amax(0))
-    first = lens.index.filter(np.array(lens.index["rank"]) == 0)
-    assert first["prototype"].to_pylist() == list(range(PROTOTYPES))
-    tolerance = 1e-2 if family.plain.dtype is torch.bfloat16 else 1e-5
-    assert_close(torch.tensor(first["cosine"].to_pylist()), best, tolerance)
-    trace = family.lm.explain(TEXT)
-    targets = {step.target_id for step in trace}
-    assert {int(corpus.tokens(p.position, 1)[0]) for p in trace.passages(5)} <= targets
 
 
 @every_family

@@ -25,17 +25,6 @@ def model():
 
 
 @torch.no_grad()
-def test_positional_arguments(model):
-    attach_drawn(model, 64, passes=2)
-    caches = [model(IDS, use_cache=True).past_key_values for _ in range(2)]
-    by_name = model(IDS[:, :2], past_key_values=caches[0])
-    output = model(IDS[:, :2], None, None, caches[1])
-    # The pass for codes leaves the cache unchanged.
-    assert caches[1].get_seq_length() == caches[0].get_seq_length() == 7
-    assert torch.equal(output.logits, by_name.logits)
-
-
-@torch.no_grad()
 def test_a_call_that_failed_leaves_nothing_behind(model):
     plain = model.model(IDS).last_hidden_state
     attach_drawn(model, 64, passes=2)

@@ -182,21 +182,6 @@ def test_padded_rows_are_those_rows_alone(name):
                     assert torch.equal(both[row, width:], alone[0, one.shape[1] :])
 
 
-@every_kind
-@torch.no_grad()
-def test_chosen_rows_of_a_cache_keep_their_codes(name):
-    fed = Fed(name)
-    ids = fed.rows(3, PROMPT + 2)
-    last, order = ids.shape[1] - 1, [2, 0, 0]
-    logits, codes = fed.steps(ids, last - 1)
-    output = fed.call(ids[:, : last - 1], use_cache=True)
-    cache = fed.call(ids[:, last - 1 : last], cache=output[fed.cache])[fed.cache]
-    cache.reorder_cache(torch.tensor(order))
-    output = fed.call(ids[order, last:], rows=order, cache=cache)
-    assert torch.equal(output.uncertainty_codes[:, 0], codes[order, last])
-    same(output.logits[:, 0], logits[order, -1])
-
-
 @pytest.mark.parametrize("name", [name for name in KINDS if name != "mamba"])
 @torch.no_grad()
 def test_a_prompt_in_two_pieces(name):

@@ -1,15 +1,7 @@
 """Torch modules: explicit keyword arguments in, output and evidence out."""
 
 from prismlm.layers.mixer_gates import MixerEvidence
-from prismlm.layers.prototype_head import HeadLosses, HeadOutput, PrototypeHead
-from prismlm.layers.prototype_mixer import MixerOutput, MixerState, PrototypeMixer
+from prismlm.layers.prototype_head import PrototypeHead
+from prismlm.layers.prototype_mixer import PrototypeMixer
 
-__all__ = [
-    "HeadLosses",
-    "HeadOutput",
-    "MixerEvidence",
-    "MixerOutput",
-    "MixerState",
-    "PrototypeHead",
-    "PrototypeMixer",
-]
+__all__ = ["MixerEvidence", "PrototypeHead", "PrototypeMixer"]

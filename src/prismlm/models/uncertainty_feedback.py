@@ -29,13 +29,12 @@ from transformers import PreTrainedModel
 from transformers.trainer_utils import PREFIX_CHECKPOINT_DIR
 
 from prismlm import fingerprints
-from prismlm.errors import FormatError, InputError, check_path, check_whole
+from prismlm.errors import FormatError, InputError, check_whole
 from prismlm.files import atomic_file, check_json, json_text
 from prismlm.layers.uncertainty_feedback import ROWS, UncertaintyEmbedding
 from prismlm.models.seam import CACHES, decoder_and_embeddings, sees_ahead
 from prismlm.models.watch import Hook, unwatched, watch
 from prismlm.ops.uncertainty_feedback import NO_CODE, entropy_codes, neutral_code
-from prismlm.outputs import check_outputs
 
 UNCERTAINTY_FILE, FORMAT_VERSION = "uncertainty_feedback.safetensors", 1
 META = {"levels": int, "passes": int, "model": str}
@@ -489,8 +488,6 @@ def save_uncertainty(
 
     ``tensors`` are the whole input embeddings and table of a sharded model.
     """
-    path = check_path("the directory", directory) / UNCERTAINTY_FILE
-    check_outputs(path, overwrite=True)
     state = feedback.model.state_dict() if tensors is None else tensors
     _, inputs = decoder_and_embeddings(feedback.model)
     path_of_inputs = next(n for n, m in feedback.model.named_modules() if m is inputs)
@@ -503,7 +500,7 @@ def save_uncertainty(
     saved = {"embedding": state[f"{TABLE}.weight"], "seen": state[f"{TABLE}.seen"]}
     saved = {name: tensor.detach().cpu().contiguous() for name, tensor in saved.items()}
     # One entry: safetensors writes several in random order.
-    with atomic_file(path) as temporary:
+    with atomic_file(Path(directory) / UNCERTAINTY_FILE) as temporary:
         save_file(saved, str(temporary), metadata={"uncertainty_feedback": json_text(meta)})
 
 
@@ -515,7 +512,7 @@ def load_uncertainty(directory: Path | str, model: PreTrainedModel) -> Uncertain
         InputError: the model has no decoder, or has feedback already.
     """
     _check_model(model)
-    path = check_path("the directory", directory) / UNCERTAINTY_FILE
+    path = Path(directory) / UNCERTAINTY_FILE
     if not path.is_file():
         raise FormatError(
             f"{path.parent} has no {path.name}: attach a new table by attach_uncertainty()."
@@ -525,27 +522,21 @@ def load_uncertainty(directory: Path | str, model: PreTrainedModel) -> Uncertain
             meta = json.loads((file.metadata() or {})["uncertainty_feedback"])
             table, seen = file.get_tensor("embedding"), file.get_tensor("seen")
         check_json(meta, META, str(path))
-        if meta["format_version"] != FORMAT_VERSION:
-            raise ValueError(f"its format version is not {FORMAT_VERSION}")
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+        if meta["format_version"] != FORMAT_VERSION or not bool(table.isfinite().all()):
+            raise ValueError(f"expected format version {FORMAT_VERSION} and a finite table")
+        embedding = UncertaintyEmbedding(table.shape[1], meta["levels"], rows=len(table))
+        embedding.load_state_dict({"weight": table, "seen": seen})
+    except (SafetensorError, OSError, LookupError, TypeError, ValueError, RuntimeError) as error:
         raise FormatError(
             f"{path} cannot be read: {error!r}. Restore the file, or train again."
         ) from error
-    kind, levels = f"{table.dtype} {list(table.shape)}", meta["levels"]
-    if table.ndim != 2 or len(table) > levels or not bool(table.isfinite().all()):
-        raise FormatError(
-            f"{path} has {kind} for {levels} levels: expected a finite table with up to {levels} "
-            "rows. Restore the file, or train again."
-        )
     weight = decoder_and_embeddings(model)[1].weight
     if meta["model"] != fingerprints.of_tensor(weight) or table.shape[1] != weight.shape[1]:
         raise FormatError(
-            f"{path} was trained with other input embeddings than the model's (its vectors are "
-            f"{kind}, the embeddings {weight.dtype} {list(weight.shape)}). Restore the original "
-            f"weights, loaded with dtype={table.dtype}, or train the table again."
+            f"{path} was trained with other input embeddings than the model's, {weight.dtype} "
+            f"{list(weight.shape)}. Restore the original weights, loaded with dtype={table.dtype}, "
+            "or train the table again."
         )
-    embedding = UncertaintyEmbedding(table.shape[1], levels, rows=len(table))
-    embedding.load_state_dict({"weight": table, "seen": seen})
     return UncertaintyFeedback(model, embedding.to(weight), passes=meta["passes"])
 
 
