@@ -97,13 +97,6 @@ def test_initial_values():
     assert layer.value_projection.weight.shape == (WIDTH // 2, WIDTH)
     assert half_lives(layer) == pytest.approx([13.51] * 4, abs=0.01)
     assert mixer(temperature=3.0).log_write_temperature.exp().item() == pytest.approx(3)
-    # Division by 3 flattens the gates, multiplication sharpens them.
-    x = torch.randn(1, 50, WIDTH)
-    flat, plain, sharp = (
-        mixer(**settings)(x, return_evidence=True).evidence.write.amax(-1).mean()
-        for settings in ({"temperature": 3.0}, {}, SWITCHES["multiplied"])
-    )
-    assert flat < plain < sharp
 
 
 def half_lives(layer):

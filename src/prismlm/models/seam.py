@@ -109,8 +109,8 @@ def decoder_and_embeddings(model: PreTrainedModel) -> tuple[nn.Module, Any]:
     # Hooks on the whole model would run before the model's own.
     if inner is None or inner is model or not isinstance(getattr(inputs, "weight", None), Tensor):
         raise InputError(
-            f"a {type(model).__name__} of type {model.config.model_type!r} does not declare its "
-            "decoder and input embeddings: define get_decoder() and get_input_embeddings()."
+            f"a {type(model).__name__} does not declare its decoder and input embeddings: define "
+            "get_decoder() and get_input_embeddings()."
         )
     return inner, inputs
 

@@ -78,19 +78,6 @@ def test_a_float64_model_is_exact(model, monkeypatch):
         assert (fast[name] - gradient).norm() <= 1e-12 * gradient.norm(), name
 
 
-def test_the_loss_is_the_mean_over_labels_or_over_a_given_count(model):
-    ids = tokens(2, 10)
-    labels = ids.clone()
-    labels[0, :5] = -100
-    with torch.no_grad():
-        output = model(ids, labels=labels)
-        shared = model(ids, labels=labels, num_items_in_batch=torch.tensor(100))
-    log_p = output.logits[:, :-1].log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
-    kept = labels[:, 1:] != -100
-    assert output.loss.item() == pytest.approx(-log_p[kept].mean().item(), rel=1e-5)
-    assert shared.loss.item() == pytest.approx(-log_p[kept].sum().item() / 100, rel=1e-5)
-
-
 @torch.no_grad()
 def test_evidence_comes_layer_by_layer_when_asked_for(model):
     ids = tokens(2, 9)

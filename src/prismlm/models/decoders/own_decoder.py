@@ -477,10 +477,6 @@ def _starts(position_ids: Tensor | None, embedded: Tensor) -> Tensor | None:
     return starts.expand(batch, -1) if bool(starts.any()) else None
 
 
-class RecurrentForCausalLM(RecurrentPreTrainedModel, OwnForCausalLM):
-    """A recurrent decoder with an output embedding."""
-
-
 @no_type_check
 @strict
 class DeltaNetConfig(RecurrentConfig):
@@ -508,7 +504,7 @@ class DeltaNetModel(RecurrentModel):
         return DeltaMixer(config.hidden_size, config.num_heads, convolution_width=width)
 
 
-class DeltaNetForCausalLM(RecurrentForCausalLM):
+class DeltaNetForCausalLM(RecurrentPreTrainedModel, OwnForCausalLM):
     """A language model of delta rules, RMSNorm and SwiGLU.
 
     Source: Yang et al., Parallelizing Linear Transformers with the Delta Rule (2024), with the

@@ -13,9 +13,10 @@ from torch import Tensor, nn
 from prismlm.errors import InputError
 from prismlm.layers import MixerEvidence, PrototypeMixer
 from prismlm.models.decoders.own_decoder import (
+    OwnForCausalLM,
     RecurrentConfig,
-    RecurrentForCausalLM,
     RecurrentModel,
+    RecurrentPreTrainedModel,
     count,
     finite,
     positive,
@@ -129,7 +130,7 @@ class ProtoTModel(RecurrentModel):
         )
 
 
-class ProtoTForCausalLM(RecurrentForCausalLM):
+class ProtoTForCausalLM(RecurrentPreTrainedModel, OwnForCausalLM):
     """A language model of prototype mixers, RMSNorm and SwiGLU (ProtoT, §3, §4 and A.7).
 
     Time and memory of a generated token do not depend on the length before it. With
