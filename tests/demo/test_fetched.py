@@ -1,8 +1,6 @@
 """The demo's real model put together: here with a tiny one in its place, and a real archive."""
 
-import os
 import shutil
-import signal
 import sys
 from pathlib import Path
 
@@ -18,15 +16,14 @@ from prismlm.demo.fetch import Unreachable
 from prismlm.demo.fetched import run_fetched
 from prismlm.demo.prompts import QUESTIONS
 from prismlm.demo.texts import documents, pairs_path
-from prismlm.errors import FormatError, InputError
+from prismlm.errors import FormatError
 from prismlm.lens.labels.map import map_lens
 from prismlm.training import AttachOptions, FitOptions, LoraOptions, attach
 from tests.helpers.chats import TEMPLATE
 from tests.helpers.gguf_file import write_gguf
-from tests.helpers.kills import index_in_child
 
 module = sys.modules[run_fetched.__module__]
-EVERY, KILL = 120, signal.SIGKILL
+EVERY = 120
 SHOWN = dict(list(QUESTIONS.items())[:2])
 OPTIONS = AttachOptions(
     fit=FitOptions(64, 4, epochs=0.2, batch=128, frequent=300, drawn=50),
@@ -80,18 +77,7 @@ def fetched(made):
 
 @pytest.fixture(scope="module")
 def demo(fetched, tmp_path_factory):
-    """A demo that is killed while it writes its lens, and then run again."""
-    out = tmp_path_factory.mktemp("built") / "demo"
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module.layout, "describe_files", lambda _: os.kill(os.getpid(), KILL))
-        _, status = os.waitpid(index_in_child(lambda: run_fetched(out)), 0)
-    assert os.waitstatus_to_exitcode(status) == -KILL
-    assert [*out.rglob(".*.tmp")] != []
-    return run_fetched(out)
-
-
-def test_what_a_killed_demo_left_is_removed(demo):
-    assert [*demo.model.parents[1].rglob(".*")] == []
+    return run_fetched(tmp_path_factory.mktemp("built") / "demo")
 
 
 def test_what_was_attached_is_put_together_again(demo, made, fetched):
@@ -115,66 +101,25 @@ def test_what_was_attached_is_put_together_again(demo, made, fetched):
     assert here.lens.meta.labels is not None
     assert here.lens.support == there.lens.support
     assert here.lens.support is not None
-
-    # As a demo that was killed at the end leaves it.
-    (left := out.with_name(".demo.fetched")).mkdir()
+    assert [*out.rglob(".*")] == []
     count = len(fetched)
     assert run_fetched(out).cached
     assert len(fetched) == count
-    assert not left.exists()
-
-
-SLOW = [pytest.param(part, marks=pytest.mark.slow) for part in ("corpus", "model/prismlm.json")]
-
-
-@pytest.mark.parametrize("missing", ["model/lens", *SLOW])
-def test_a_missing_part_alone_is_put_back(demo, fetched, tmp_path, missing):
-    out = shutil.copytree(demo.model.parent, tmp_path / "demo")
-    weights, count = (out / "model" / "model.safetensors").stat().st_mtime_ns, len(fetched)
-    path = out / missing
-    shutil.rmtree(path) if path.is_dir() else path.unlink()
-    assert not run_fetched(out).cached
-    assert len(fetched) == count
-    assert (out / "model" / "model.safetensors").stat().st_mtime_ns == weights
-    assert all(prompts.parts_there(out).values())
-
-
-def test_other_texts_than_the_lens_is_of_are_refused(demo, tmp_path, monkeypatch):
-    out = shutil.copytree(demo.model.parent, tmp_path / "demo")
-    for part in ("corpus", "model/lens"):
-        shutil.rmtree(out / part)
-    monkeypatch.setattr(module, "plain_texts", lambda path: documents(path, EVERY - 1))
-    with pytest.raises(FormatError, match="not the ones that its lens was made of"):
-        run_fetched(out)
-
-
-@pytest.mark.parametrize("out", ["demo", "."])
-def test_without_a_network_nothing_is_begun(tmp_path, monkeypatch, out):
-    def fetch(work, **_):
-        assert work.resolve().parent == (here / out).resolve().parent
-        raise Unreachable("no network")
-
-    here = tmp_path / "here"
-    here.mkdir()
-    monkeypatch.chdir(here)
-    monkeypatch.setattr(module, "fetch", fetch)
-    with pytest.raises(Unreachable):
-        run_fetched(Path(out))
-    assert list(here.iterdir()) == []
-
-
-def test_without_gguf_nothing_is_fetched(fetched, tmp_path, monkeypatch):
-    monkeypatch.setitem(sys.modules, "gguf", None)
-    count = len(fetched)
-    with pytest.raises(InputError, match=r"prismlm\[demo\]"):
-        run_fetched(tmp_path / "demo")
-    assert len(fetched) == count
-    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.usefixtures("fetched")
-def test_a_directory_of_something_else_is_left_alone(tmp_path):
-    (tmp_path / "thesis.txt").write_text("irreplaceable")
-    with pytest.raises(InputError, match="no demo made it"):
-        run_fetched(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]
+def test_other_texts_than_the_lens_is_of_are_refused(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "plain_texts", lambda path: documents(path, EVERY - 1))
+    with pytest.raises(FormatError, match="not the ones that its lens was made of"):
+        run_fetched(tmp_path / "demo")
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_a_network_nothing_is_begun(tmp_path, monkeypatch):
+    def fetch(work, **_):
+        raise Unreachable("no network")
+
+    monkeypatch.setattr(module, "fetch", fetch)
+    with pytest.raises(Unreachable):
+        run_fetched(tmp_path / "here" / "demo")
+    assert list(tmp_path.iterdir()) == []

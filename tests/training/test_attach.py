@@ -108,28 +108,20 @@ def test_it_explains_and_records_its_base(attached, base, corpus):
     assert not (attached.directory / module.WORK).exists()
 
 
-TABLE = {"uncertainty": TableOptions(0.2, batch=4), "states_gb": 4e-4}
-FLOAT32 = {"lora": LoraOptions(0.2, batch=4, rank=2), "precision": "float32", **TABLE}
-SHARDED = {name: FLOAT32[name] for name in ("lora", "precision", "states_gb")}
-# In steps of one row, the second process has none.
-BF16 = {"lora": LoraOptions(0.05, batch=1, rank=2), "precision": "bf16", **TABLE}
-# Options of an attachment, and how much rounding may change in it.
-FAST = {
-    "head": ({}, 1e-3),
-    "one row": ({"fit": replace(FIT, batch=1, epochs=0.01)}, 1e-2),
-    "sharded": (SHARDED | {"device": "balanced"}, 1e-3),
-}
-# Each process rounds its gradients to bf16 before they are summed.
-SLOW = {"float32": (FLOAT32, 1e-3), "bf16": (BF16, 1e-1)}
+FLOAT32 = {"lora": LoraOptions(0.2, batch=4, rank=2), "precision": "float32", "states_gb": 4e-4}
+TABLE = {"uncertainty": TableOptions(0.2, batch=4)}
+# Options of an attachment: as they are, with weights in shards, with a table.
+FAST = {"head": {}, "sharded": FLOAT32 | {"device": "balanced"}}
+SLOW = {"float32": FLOAT32 | TABLE}
 # Rows of a step: of one, the second process has none, and of 33 fewer passes.
-BATCHES = (1, 3, 33)
+BATCHES = (1, 33)
 
 
 def launch(base, corpus, directory, cases, batches=()):
     """Attach and fine-tune in one start of two processes; return what each found."""
     attached = {
         name: (str(base), [corpus], directory / name, replace(OPTIONS, **options))
-        for name, (options, _) in cases.items()
+        for name, options in cases.items()
     }
     tuning = {batch: (*tuning_job(base, corpus, batch), "cpu") for batch in batches}
     return spread(directory, {"attach": attached, "tuning": tuning})
@@ -148,9 +140,9 @@ def launched(base, corpus, tmp_path_factory):
 @pytest.mark.parametrize("name", [*FAST, *(pytest.param(n, marks=pytest.mark.slow) for n in SLOW)])
 def test_two_processes_attach_the_head_of_one(attached, base, corpus, launched, tmp_path, name):
     """Each reads some of the states, and takes half of every step."""
-    changes, error = (FAST | SLOW)[name]
+    changes = (FAST | SLOW)[name]
     if name in SLOW:
-        launch(base, corpus, tmp_path, {name: SLOW[name]})
+        launch(base, corpus, tmp_path, SLOW)
     one, two = attached.directory, (tmp_path if name in SLOW else launched[0]) / name
     if changes:
         here = replace(OPTIONS, **changes | {"device": "auto"})
@@ -163,14 +155,14 @@ def test_two_processes_attach_the_head_of_one(attached, base, corpus, launched, 
                 # Of codes, whose number is more stable than which they are.
                 assert int(ours[key].sum()) == pytest.approx(int(value.sum()), rel=5e-2)
             else:
-                assert (ours[key] - value).norm() <= error * value.norm(), key
+                assert (ours[key] - value).norm() <= 1e-3 * value.norm(), key
     history = [(path / "training.jsonl").read_text().splitlines() for path in (two, one)]
     for ours, theirs in zip(*(map(json.loads, lines) for lines in history), strict=True):
-        assert ours == pytest.approx(theirs, rel=error)
+        assert ours == pytest.approx(theirs, rel=1e-3)
     ours, theirs = (load_sidecar(path).provenance for path in (two, one))
     assert ours["attached"] | {"device": "auto"} == theirs["attached"]
     for part in {"quality", "fine_tuned", "uncertainty_feedback"} & theirs.keys():
-        assert ours[part] == pytest.approx(theirs[part], rel=max(error, 1e-2))
+        assert ours[part] == pytest.approx(theirs[part], rel=1e-2)
     lenses = [prismlm.load(path).lens for path in (two, one)]
     assert lenses[0].meta.tokens == lenses[1].meta.tokens
 
@@ -195,11 +187,10 @@ def texts(tmp_path_factory):
     return texts
 
 
-def test_parts_of_a_lens_by_another_number_of_processes_are_discarded(
+def test_a_part_of_a_lens_by_another_number_of_processes_is_discarded(
     attached, base, corpus, tmp_path
 ):
-    out = tmp_path / "model"
-    shutil.copytree(attached.directory, out)
+    out = shutil.copytree(attached.directory, tmp_path / "model")
     lens = out / attached.lens.relative_to(attached.directory)
     shutil.rmtree(lens)
     left = lens.with_name(f".{lens.name}.partial") / "part-00000-of-00002"
@@ -243,64 +234,22 @@ def test_a_model_in_bfloat16(base, corpus, tmp_path):
     assert result.quality.recovered > 0.5
 
 
-def test_a_corpus_of_another_tokenizer(base, tmp_path):
-    from prismlm.corpus import build_corpus
-
-    (tmp_path / "a.txt").write_text("Some text. " * 500)
-    other = build_corpus(tmp_path / "a.txt", tmp_path / "other", vocab_size=300)
-    with pytest.raises(InputError, match="another tokenizer than that of the model"):
-        attach(str(base), [other.path], tmp_path / "model", OPTIONS)
-
-
-def no_tokenizer(model):
-    for path in model.glob("tokenizer*"):
-        path.unlink()
-
-
-def custom_code(model):
-    classes = {"AutoConfig": "own.Config", "AutoModelForCausalLM": "own.Model"}
-    config = read_json(model / "config.json") | {"model_type": "own", "auto_map": classes}
-    (model / "config.json").write_text(json.dumps(config))
-
-
-def missing_shard(model):
+def test_a_broken_model_is_named_and_can_be_repaired(base, tmp_path):
+    model, out, texts = tmp_path / "harmed", tmp_path / "out", [tmp_path / "a.txt"]
+    shutil.copytree(base, model)
     complete = AutoModelForCausalLM.from_pretrained(model)
     (model / "model.safetensors").unlink()
     complete.save_pretrained(model, max_shard_size="20KB")
     sorted(model.glob("model-*.safetensors"))[1].unlink()
-
-
-@pytest.mark.parametrize(
-    ("harm", "message"),
-    [
-        (no_tokenizer, "the model in MODEL has no tokenizer"),
-        (
-            missing_shard,
-            "the checkpoint in MODEL cannot be read: No such file or directory: MODEL/",
-        ),
-        (custom_code, "the model in MODEL needs custom code"),
-    ],
-)
-def test_a_broken_model_is_named_and_can_be_repaired(base, tmp_path, harm, message):
-    model, out = tmp_path / "harmed", tmp_path / "out"
-    shutil.copytree(base, model)
-    harm(model)
-    texts = [tmp_path / "a.txt", tmp_path / "b.txt"]
-    for text in texts:
-        text.write_text("Some text, and a little more of it. " * 60)
-    with pytest.raises(PrismError) as error:
-        attach(str(model), texts, out, OPTIONS)
-    assert message.replace("MODEL", str(model)).lower() in str(error.value).lower()
-    assert str(out) not in str(error.value)
-    with pytest.raises(PrismError) as estimated:
-        estimate_attach(str(model), texts, OPTIONS)
-    assert str(model) in str(estimated.value)
+    texts[0].write_text("Some text, and a little more of it. " * 60)
+    texts.append(shutil.copy(texts[0], tmp_path / "b.txt"))
+    for run in (partial(attach, out=out), estimate_attach):
+        with pytest.raises(PrismError, match=f"the checkpoint in {model} cannot be read"):
+            run(str(model), texts, options=OPTIONS)
     # Nothing broken was copied, so that the same command resumes with what was put right.
-    assert not (out / "config.json").exists()
     shutil.rmtree(model)
     shutil.copytree(base, model)
-    if harm is missing_shard:
-        assert attach(str(model), texts, out, OPTIONS).lens.is_dir()
+    assert attach(str(model), texts, out, OPTIONS).lens.is_dir()
 
 
 def test_fine_tuning_lowers_the_loss_and_the_directory_is_a_plain_checkpoint(base, tmp_path):
@@ -360,19 +309,6 @@ def test_a_run_that_was_cut_off_is_bound_to_the_options_of_its_finished_parts(
     assert result.quality.ce == pytest.approx(result.uncertainty["ce"], rel=1e-4)
 
 
-def test_dropout_in_fine_tuning_is_drawn_from_the_seed(base, corpus, tmp_path):
-    options, adapters = LoraOptions(0.2, batch=4, rank=2), []
-    for number in (1, 2):
-        model = AutoModelForCausalLM.from_pretrained(base, attention_dropout=0.5)
-        torch.manual_seed(number)
-        before = torch.get_rng_state()
-        out = tmp_path / str(number)
-        adapt(model, Corpus.open(corpus), options, out, base="tiny", window=64)
-        assert torch.equal(torch.get_rng_state(), before)
-        adapters.append((out / "adapter_model.safetensors").read_bytes())
-    assert adapters[0] == adapters[1]
-
-
 def test_fine_tuning_in_bf16_keeps_the_angles_of_positions(base, corpus, tmp_path):
     model = AutoModelForCausalLM.from_pretrained(base)
     before = {name: value.clone() for name, value in model.named_buffers()}
@@ -382,20 +318,6 @@ def test_fine_tuning_in_bf16_keeps_the_angles_of_positions(base, corpus, tmp_pat
     assert any("inv_freq" in name for name in before)
     for name, value in before.items():
         assert torch.equal(model.get_buffer(name), value), name
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"rank": 0}, "lora rank is 0"),
-        ({"rank": 0.5}, r"lora rank is 0\.5: expected a whole number"),
-        ({"seed": 1.5}, r"lora seed is 1\.5"),
-        ({"blocks": 1.5}, "at most 1"),
-    ],
-)
-def test_wrong_fine_tuning_options_are_refused(options, message):
-    with pytest.raises(InputError, match=message):
-        LoraOptions(**options)
 
 
 SETTINGS = (

@@ -34,15 +34,10 @@ FAMILIES = {
     "signal-noise": {"preset": "signal-noise-tiny", "head_size": 8, "num_hidden_layers": 2},
     "deltanet": {"preset": "deltanet", "num_heads": 4, "num_hidden_layers": 2, "dropout": 0.0},
 }
-# Runs of these train uncertainty feedback too.
-FED_BACK = ("fed-back", "shuffled")
 RUNS = {
     "ddp": "ddp",
     "detached": "ddp",
     "fsdp2": "fsdp2",
-    "protot": "fsdp2",
-    "deltanet": "ddp",
-    "signal-noise": "fsdp2",
     "fed-back": "fsdp2",
     "shuffled": "ddp",
 }
@@ -58,18 +53,12 @@ def settings_of(corpus, name):
         return settings | {"losses": only_ce, "batch_size": 2, "gradient_accumulation": 2}
     if name in ("ddp", "fsdp2"):
         return settings | ({"losses": only_ce} if name == "fsdp2" else {})
-    llama = {"preset": "llama-tiny", "num_attention_heads": 4, "num_key_value_heads": 4}
-    model = {"num_hidden_layers": 2, "hidden_size": 32} | FAMILIES.get(name, llama)
-    settings |= {"model": model, "steps": 8, "checkpoint": {"every": 4}}
+    settings |= {"steps": 8, "checkpoint": {"every": 4}}
     settings["head"]["detach"] = True
-    settings["gradient_checkpointing"] = RUNS[name] == "fsdp2"
-    settings["evaluation"] = {"every": 3, "tokens": 500, "final_tokens": 800}
-    if name in FED_BACK:
-        signal = "shuffled" if name == "shuffled" else "own"
-        feedback = {"enabled": True, "levels": 64, "rows": 9, "signal": signal}
-        settings["uncertainty_feedback"] = feedback
-    # With seed 0 one gradient of 65,536 is nothing but rounding, of which AdamW makes a step.
-    return settings | {"seed": int(name == "deltanet")}
+    settings["gradient_checkpointing"] = name == "fed-back"
+    signal = "shuffled" if name == "shuffled" else "own"
+    feedback = {"enabled": True, "levels": 64, "rows": 9, "signal": signal}
+    return settings | {"uncertainty_feedback": feedback}
 
 
 def packed_rows():
@@ -98,9 +87,7 @@ def spread_jobs():
     for spread in ("ddp", "fsdp2"):
         for family in FAMILIES:
             jobs[f"{family} {spread}"] = (arguments_of(family), spread, False, once)
-        for family in ("protot", "deltanet"):
-            how = (arguments_of(family), spread, True, twice)
-            jobs[f"{family} {spread} recomputed twice"] = how
+        jobs[f"protot {spread} recomputed twice"] = (arguments_of("protot"), spread, True, twice)
     return jobs
 
 
@@ -151,14 +138,12 @@ def test_a_run_in_two_processes_is_the_run_in_one(launched, name, tmp_path):
     assert_same_history(reference.history, history)
     assert tokens == second[name][2] == reference.tokens
     assert quality.ce == pytest.approx(reference.quality.ce, rel=1e-5)
-    plain = name in ("ddp", "detached", "fsdp2")
-    if plain:
-        expected = reference.quality.prototype_only_ce
-        assert quality.prototype_only_ce == pytest.approx(expected, rel=1e-5)
+    expected = reference.quality.prototype_only_ce
+    assert quality.prototype_only_ce == pytest.approx(expected, rel=1e-5)
     out = Path(settings[name]["out"])
     files = [path.name for path in reference.directory.glob("*.safetensors")]
     assert len(files) >= 2
-    rtol, atol = (1e-5, 2e-6) if plain else (1e-4, 1e-5)
+    rtol, atol = (1e-4, 1e-5) if "uncertainty_feedback" in here else (1e-5, 2e-6)
     for file in files:
         ours, theirs = load_file(out / file), load_file(reference.directory / file)
         assert ours.keys() == theirs.keys()
@@ -172,13 +157,9 @@ def test_both_processes_stopped_at_the_same_step_and_one_wrote(launched):
     assert stopped[0] == stopped[1]
     assert stopped[0] in ("checkpoint-4", "checkpoint-5")
     out = Path(settings["ddp"]["out"])
-    checkpoints = sorted(path.name for path in (out / "checkpoints").iterdir())
-    assert checkpoints == ["checkpoint-12", "checkpoint-6"]
     rows = [json.loads(line) for line in (out / "training.jsonl").read_text().splitlines()]
     assert rows == results[0]["ddp"][0]
-    assert not [path for path in out.iterdir() if path.name.startswith(".")]
     assert (out / "checkpoints" / "checkpoint-12" / "rng_state_1.pth").is_file()
-    assert json.loads((out / "config.json").read_text())["architectures"] == ["LlamaForCausalLM"]
 
 
 def test_another_number_of_processes_does_not_resume(launched):

@@ -22,38 +22,21 @@ def write(directory: Path, text: str) -> Path:
 @pytest.mark.parametrize(
     ("addition", "expected"),
     [
-        ("head: {prototype: 5}", ["recipe.yaml", "'head.prototype'", "mean 'prototypes'"]),
-        ("loses: {}", ["'loses'", "mean 'losses'"]),
-        (
-            "noise_weight: {initail: 0.1}",
-            ["'noise_weight.initail'", "mean 'initial'", "Known settings: initial, final."],
-        ),
-        ("noise_weight: {final: 2}", ["noise_weight.final is 2", "(λ in the last step)"]),
-        ("head: {prototypes: many}", ["head.prototypes is 'many'", "valid integer", "K,"]),
-        ("head: {prototypes: 0}", ["head.prototypes is 0", "greater than 0"]),
-        ("head: 5", ["head is 5"]),
-        ("head: {prototypes: 8, prototypes_per_token: 9}", ["head", "more than the 8 prototypes"]),
+        ("head: {prototype: 5}", ["recipe.yaml", "'head.prototype'", "mean 'head.prototypes'"]),
+        ("noise_weight: {initail: 0.1}", ["mean 'noise_weight.initial'"]),
+        ("head: {prototypes: many}", ["head.prototypes is 'many'", "valid integer"]),
+        ("head: {prototypes: 8, prototypes_per_token: 9}", ["head", "at most prototypes, 8"]),
         ("data: {packing: pad}", ["data.packing is 'pad'", "'packed' or 'padded'"]),
         ("head: {initialise_at_step: 200}", ["initialise_at_step is 200", "200 steps"]),
-        ("epochs: 3", ["steps is 200 and epochs is 3"]),
-        (
-            "optimizer: {schedule: linear, final_learning_rate_share: 0.1}",
-            ["optimizer: final_learning_rate_share is 0.1", "'linear'", "choose 'cosine'"],
-        ),
+        ("epochs: 3", ["either steps or epochs"]),
+        ("optimizer: {schedule: linear, final_learning_rate_share: 0.1}", ["not 'linear'"]),
         ("optimizer: {learning_rate: .nan}", ["optimizer.learning_rate is nan"]),
-        ("optimizer: {learning_rate: '0.1'}", ["optimizer.learning_rate is '0.1'"]),
         ("optimizer: {betas: [0.9, 1.0]}", ["optimizer.betas.1 is 1.0", "less than 1"]),
-        ("losses: {warmup: 1.5}", ["losses.warmup is 1.5", "less than or equal to 1"]),
         ("data: {length: 100000}", ["data.length is 100000", "512"]),
         ("seed: 1\nseed: 2", ["line 6", "'seed' is given twice"]),
-        ("head: {scale: [}", ["recipe.yaml, line"]),
-        ("3: 4", ["recipe.yaml: 3"]),
-        ("optimizer: {learning_rate: 1.0e+39}", ["optimizer.learning_rate is 1e+39"]),
-        ("shard_processes: 2", ["shard_processes is 2, but parallel is 'auto'"]),
-        ("checkpoint: {asynchronous: true}", ["choose fsdp2 or hsdp"]),
-        ("noise_weight: {final: -0.1}", ["noise_weight.final is -0.1"]),
-        (f"head: {'[' * 5000}{']' * 5000}", ["recipe.yaml", "recursion"]),
-        (f"seed: {'9' * 5000}", ["recipe.yaml", "5000 digits"]),
+        ("head: {scale: [}", ["recipe.yaml", "line 5"]),
+        ("shard_processes: 2", ["for parallel: hsdp, not 'auto'"]),
+        ("checkpoint: {asynchronous: true}", ["fsdp2 or hsdp"]),
     ],
 )
 def test_a_wrong_recipe_names_the_key_and_what_is_allowed(tmp_path, addition, expected):
@@ -67,11 +50,9 @@ def test_a_wrong_recipe_names_the_key_and_what_is_allowed(tmp_path, addition, ex
     ("model", "expected"),
     [
         ("{preset: llama-tinny}", "mean 'llama-tiny'"),
-        ("{model_type: lama}", "mean 'llama'"),
         ("{preset: llama-tiny, hiden_size: 4}", "mean 'hidden_size'"),
         ("{preset: llama-tiny, hidden_size: wide}", "model cannot be built"),
         ("{preset: llama-tiny, vocab_size: 5}", "comes from the corpus"),
-        ("{}", "a model needs a preset"),
     ],
 )
 def test_a_wrong_model_is_refused_before_anything_is_built(tmp_path, model, expected):
@@ -81,16 +62,9 @@ def test_a_wrong_model_is_refused_before_anything_is_built(tmp_path, model, expe
     assert expected in str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        ("corpus: c\n", r"corpus is missing \(the corpus directory\)"),
-        ("steps: 200\n", "steps is not set and epochs is not set"),
-    ],
-)
-def test_a_missing_key_says_what_it_is_for(tmp_path, line, message):
-    with pytest.raises(InputError, match=message):
-        load_recipe(write(tmp_path, MINIMAL.replace(line, "")))
+def test_a_missing_key_is_named(tmp_path):
+    with pytest.raises(InputError, match="corpus is missing"):
+        load_recipe(write(tmp_path, MINIMAL.replace("corpus: c\n", "")))
 
 
 def test_a_key_may_replace_what_an_alias_brings_in(tmp_path):
@@ -101,18 +75,15 @@ def test_a_key_may_replace_what_an_alias_brings_in(tmp_path):
 
 def test_overrides_are_yaml_and_as_strict(tmp_path):
     path = write(tmp_path, MINIMAL)
-    recipe = load_recipe(
-        path, ["head.prototypes=64", "optimizer.learning_rate=1e-3", "model.preset=llama-laptop"]
-    )
+    values = ["head.prototypes=64", "optimizer.learning_rate=1e-3", "model.preset=llama-laptop"]
+    recipe = load_recipe(path, values)
     assert recipe.head.prototypes == 64
     assert recipe.optimizer.learning_rate == 0.001
     assert recipe.model == {"preset": "llama-laptop"}
     assert load_recipe(path, ["steps=0", "epochs=3"]).epochs == 3
     for override, expected in (
         ("head.prototype=64", "there is no setting 'head.prototype'"),
-        ("head.prototypes=x", "head.prototypes is 'x'"),
         ("head.prototypes", "expected KEY=VALUE"),
-        ("=3", "expected KEY=VALUE"),
         ("steps.a=3", "steps is a single value"),
         ("seed=[", "--set seed"),
     ):

@@ -4,7 +4,6 @@ import json
 import math
 import os
 import signal
-import stat
 from functools import partial
 from pathlib import Path
 
@@ -16,13 +15,10 @@ from transformers import AutoModelForCausalLM, TrainerCallback
 from typer.testing import CliRunner
 
 from prismlm.cli.app import app
-from prismlm.corpus import Corpus
 from prismlm.errors import FormatError, InputError, Interrupted, PrismError
 from prismlm.models.sidecar import load_sidecar
 from prismlm.run_state import writing
 from prismlm.training import build_recipe, estimate, train
-from prismlm.training.run import result_settings
-from prismlm.training.setup import describe_run
 from prismlm.training.trainer import (
     PrismTrainer,
     latest_checkpoint,
@@ -30,7 +26,7 @@ from prismlm.training.trainer import (
     step_of,
 )
 from tests.helpers import forked
-from tests.helpers.interrupted import InterruptAfter, press_ctrl_c
+from tests.helpers.interrupted import InterruptAfter
 from tests.helpers.runs import (
     Recorded,
     assert_same_run,
@@ -68,15 +64,6 @@ def test_stopped_and_resumed_is_the_straight_run_bit_for_bit(settings, straight,
     assert resumed.tokens == straight.tokens
 
 
-def test_stopped_at_once_before_a_checkpoint_it_names_none(settings):
-    def twice():
-        press_ctrl_c()
-        press_ctrl_c()
-
-    with pytest.raises(Interrupted, match=r"^training stopped$"):
-        train(build_recipe(settings), progress=InterruptAfter(1, twice))
-
-
 def test_the_result_is_a_model_directory_with_its_history(straight, same_settings):
     out = straight.directory
     recipe = build_recipe(same_settings | {"out": str(out)})
@@ -94,10 +81,6 @@ def test_the_result_is_a_model_directory_with_its_history(straight, same_setting
     assert {"eval_prototype_only_ce", "eval_fvu", "eval_in_use"} <= evaluations[20].keys()
     losses = [row["loss"] for row in rows if "loss" in row]
     assert losses[-1] < losses[0]
-    # What safetensors would leave to the owner alone is as open as the rest.
-    files = [path for path in out.iterdir() if path.is_file()]
-    modes = {stat.S_IMODE(path.stat().st_mode) for path in files}
-    assert modes == {stat.S_IMODE(straight.history_file.stat().st_mode)}
     # Finished runs can be resumed too: nothing is left to do but the figures.
     assert train(recipe, resume=True).quality == straight.quality
 
@@ -122,9 +105,8 @@ def test_out_is_never_overwritten_nor_resumed_with_another_recipe(settings):
     recipe = build_recipe(settings)
     recipe.out.mkdir()
     (recipe.out / "thesis.tex").write_text("text")
-    for resume in (False, True):
-        with pytest.raises(InputError, match="not written by prismlm train"):
-            train(recipe, resume=resume)
+    with pytest.raises(InputError, match="not written by prismlm train"):
+        train(recipe, resume=True)
     (recipe.out / "thesis.tex").unlink()
     with (
         writing(recipe.out, within=True),
@@ -135,11 +117,8 @@ def test_out_is_never_overwritten_nor_resumed_with_another_recipe(settings):
     with pytest.raises(InputError, match="--resume"):
         train(recipe)
     settings["head"]["prototypes"] = 64
-    settings["optimizer"]["learning_rate"] = 0.5
-    with pytest.raises(InputError) as error:
+    with pytest.raises(InputError, match=r"head\.prototypes: 48 → 64"):
         train(build_recipe(settings), resume=True)
-    assert "head.prototypes: 48 → 64" in str(error.value)
-    assert "optimizer.learning_rate: 0.003 → 0.5" in str(error.value)
 
 
 def test_the_estimate_measures_and_writes_nothing(settings):
@@ -170,32 +149,12 @@ def test_ctrl_c_saves_says_how_to_resume_and_exits_with_130(settings, tmp_path):
     assert json.loads(done.stdout)["steps"] == 60
 
 
-def test_resolved_settings_are_stored_and_compared(settings):
-    recipe, _ = stopped(settings | {"device": "auto"}, 2)
-    run = recipe.out / "training.json"
-    noted = json.loads(run.read_text())
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    assert noted["resolved"] == {"device": device, "precision": "float32"}
-    # Naming what auto came to is no change; another machine's choice is.
-    same = build_recipe(settings | {"device": device})
-    assert result_settings(describe_run(same, Corpus.open(same.corpus))) == result_settings(noted)
-    noted["resolved"]["device"] = "mps"
-    run.write_text(json.dumps(noted))
-    with pytest.raises(InputError, match=f"device: mps → {device}"):
-        train(recipe, resume=True)
-
-
 def test_a_checkpoint_that_cannot_be_read_is_named_with_what_to_do(settings):
     recipe, checkpoint = stopped(settings | {"steps": 8}, 3)
-    for name in ("model.safetensors", "prismlm_training_state.pt"):
-        content = (checkpoint / name).read_bytes()
-        (checkpoint / name).write_bytes(content[: len(content) // 2])
-        with pytest.raises(FormatError) as error:
-            train(recipe, resume=True)
-        assert f"{checkpoint} cannot be resumed from (" in str(error.value), name
-        assert "Delete it to resume from the previous one." in str(error.value)
-        (checkpoint / name).write_bytes(content)
-    assert train(recipe, resume=True).steps == 8
+    path = checkpoint / "model.safetensors"
+    path.write_bytes(path.read_bytes()[:1000])
+    with pytest.raises(FormatError, match=rf"{checkpoint} cannot be resumed from .* Delete it"):
+        train(recipe, resume=True)
 
 
 KILLED = """
@@ -226,8 +185,6 @@ def test_a_kill_while_a_checkpoint_is_written_leaves_the_one_before(settings, st
     checkpoints = Path(settings["out"]) / "checkpoints"
     assert list_checkpoints(checkpoints) == [checkpoints / "checkpoint-10"]
     assert_recovers(settings, straight)
-    names = sorted(path.name for path in checkpoints.iterdir())
-    assert names == ["checkpoint-20", "checkpoint-30"]
 
 
 def assert_recovers(settings, straight):

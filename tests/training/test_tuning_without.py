@@ -94,15 +94,7 @@ def test_an_adapter_is_taken_out_of_bfloat16_by_the_base(tuned, tmp_path):
     plain = read_checkpoint(base)[0].state_dict()
     assert all(torch.equal(plain[name], w) for name, w in untaught(lm).state_dict().items())
     shutil.rmtree(base)
-    with pytest.raises(InputError, match=r"half precision, from .*base is neither .* Put it back"):
-        untaught(lm)
-    shutil.copytree(tuned.path.parent / "base", base)
-    other = read_checkpoint(base)[0].bfloat16()
-    with torch.no_grad():
-        for weight in other.model.layers.parameters():
-            weight.mul_(2)
-    other.save_pretrained(base)
-    with pytest.raises(InputError, match="is not that of the model"):
+    with pytest.raises(InputError, match=r"in half precision, .*base is neither "):
         untaught(lm)
 
 
@@ -116,15 +108,9 @@ def test_a_corpus_without_documents_has_them_in_no_split(tiny_corpus):
     assert np.array_equal(corpus.split("train"), train)
 
 
-def test_a_directory_that_does_not_say_how_it_was_trained(tuned, tiny_model, tmp_path):
+def test_a_directory_that_does_not_say_how_it_was_trained(tiny_model, tmp_path):
     path = shutil.copytree(tiny_model, tmp_path / "model")
     meta = read_json(path / META_FILE)
     write_json(path / META_FILE, meta | {"provenance": {}})
     with pytest.raises(InputError, match="does not say how it was trained"):
         train_without(prismlm.load(path), ["any"])
-    moved = replace(tuned.lens.meta, corpus_path=str(tmp_path / "nowhere"))
-    lens = prismlm.load(tuned.path).lens
-    lens.meta = moved
-    lm = replace(tuned, lens=lens)
-    with pytest.raises(InputError, match="is missing or was changed"):
-        train_without(lm, ["any"])

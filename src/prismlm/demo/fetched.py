@@ -6,35 +6,21 @@ bundled question-answer pairs and some of the bundled texts, a prototype head, a
 
 from __future__ import annotations
 
-import importlib.util
 import shutil
+import tempfile
 import zipfile
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from prismlm.corpus import Corpus, build_corpus, sample_path
 from prismlm.demo.fetch import NAME, fetch
-from prismlm.demo.prompts import (
-    DemoResult,
-    check_claim,
-    claim,
-    explain_prompts,
-    identity,
-    parts_there,
-)
+from prismlm.demo.prompts import STATE_FILE, DemoResult, explain_prompts, holds, note_of
 from prismlm.demo.texts import pairs_path, plain_texts
-from prismlm.errors import FormatError, InputError
-from prismlm.files import (
-    WAY_OUT,
-    atomic_directory,
-    read_json,
-    remove_left_behind,
-    room_to_write,
-)
+from prismlm.errors import FormatError
+from prismlm.files import WAY_OUT, atomic_directory, read_json, room_to_write, write_json
 from prismlm.lens import layout, suffixes
 from prismlm.models.base import find_base, put_adapted, put_base
 from prismlm.models.sidecar import HEAD_FILE, META_FILE
@@ -48,27 +34,21 @@ ADAPTER, LENS = "adapter", "lens"
 def run_fetched(out: Path, *, progress: Reporter = SILENT) -> DemoResult:
     """Build the demo's model in ``out``, unless it is there; then explain the prompts.
 
-    Every part is complete or absent: an interrupted demo resumes with the first missing part.
-
     Raises:
         Unreachable: the model could not be fetched; nothing was written.
         InputError: ``out`` holds something else, or another demo; gguf is not installed.
-        FormatError: the fetched model is not the published one, or the texts are tokenized
-            differently than for the lens.
+        FormatError: the texts are tokenized differently than for the lens.
         PrismError: the disk is full.
     """
     inputs = (path.read_bytes() for path in (_archive(), pairs_path(), sample_path()))
-    note = identity("smollm2", *inputs)
-    check_claim(out, note)
-    cached = all(parts_there(out).values())
-    # A sibling, on the disk of ``out``, which is not touched before the model is fetched.
-    work = out.resolve().with_name(f".{out.resolve().name}.fetched")
+    note = note_of("smollm2", *inputs)
+    cached = holds(out, note)
     if not cached:
-        with writing(out):
-            for directory in (out, out / "model", work):
-                remove_left_behind(directory, within=True)
-            _build(out, work, note, progress)
-    shutil.rmtree(work, ignore_errors=True)
+        place = out.resolve()
+        room = room_to_write(f"the demo {out}", place.parent, WAY_OUT)
+        with writing(place), room, atomic_directory(place) as made:
+            _build(made, place / "corpus", progress)
+            write_json(made / STATE_FILE, note)
     return explain_prompts(out, chat=True, cached=cached, progress=progress)
 
 
@@ -76,52 +56,33 @@ def _archive() -> Traversable:
     return files("prismlm.demo").joinpath("shipped", SHIPPED)
 
 
-def _build(out: Path, work: Path, note: dict[str, Any], progress: Reporter) -> None:
-    corpus, model, there = out / "corpus", out / "model", parts_there(out)
-    unpacked = work / "shipped"
-    # The weights may be there without the head, which completes the model.
-    if (model / "config.json").is_file():
-        _unpack(unpacked)
-    else:
-        if importlib.util.find_spec("gguf") is None:
-            raise InputError(
-                f"{NAME} comes as a GGUF file, and the package gguf, which reads it, is not "
-                "installed: pip install 'prismlm[demo]', or use --train."
-            )
-        gguf = fetch(work, progress=progress)
-        claim(out, note)
+def _build(made: Path, corpus_path: Path, progress: Reporter) -> None:
+    """Build corpus, model and lens in a directory, whose corpus will be at ``corpus_path``."""
+    corpus, model = made / "corpus", made / "model"
+    with tempfile.TemporaryDirectory(dir=made) as name:
+        base, shipped = Path(name) / "base", Path(name) / "shipped"
+        gguf = fetch(Path(name), progress=progress)
         with progress.task(f"Opening {NAME}", 2, "steps") as task:
-            put_base(find_base(str(gguf)), work / "base")
+            put_base(find_base(str(gguf)), base)
             task.advance()
-            _unpack(unpacked)
-            put_adapted(work / "base", unpacked / ADAPTER, model)
+            with _archive().open("rb") as file, zipfile.ZipFile(file) as archive:
+                archive.extractall(shipped)
+            put_adapted(base, shipped / ADAPTER, model)
             task.advance()
-    if not there["corpus"]:
-        sources = [pairs_path(), plain_texts(out / "texts.parquet")]
+        sources = [pairs_path(), plain_texts(made / "texts.parquet")]
         build_corpus(sources, corpus, tokenizer=model, progress=progress)
-    if not there["lens"]:
-        _put_lens(unpacked / LENS, model / "lens" / "sample", corpus)
-    if not there["model"]:
-        with room_to_write(f"the model {model}", model, WAY_OUT):
-            shutil.copytree(unpacked / ADAPTER, model / ADAPTER, dirs_exist_ok=True)
-            for name in (HEAD_FILE, META_FILE):
-                (unpacked / name).replace(model / name)
+        _put_lens(shipped / LENS, model / "lens" / "sample", corpus, corpus_path)
+        for part in (ADAPTER, HEAD_FILE, META_FILE):
+            shutil.move(shipped / part, model / part)
 
 
-def _unpack(directory: Path) -> None:
-    shutil.rmtree(directory, ignore_errors=True)
-    room = room_to_write(f"the head and lens of {NAME}", directory.parent, WAY_OUT)
-    with room, _archive().open("rb") as file, zipfile.ZipFile(file) as archive:
-        archive.extractall(directory)
-
-
-def _put_lens(unpacked: Path, lens: Path, corpus_path: Path) -> None:
+def _put_lens(unpacked: Path, lens: Path, made: Path, corpus_path: Path) -> None:
     """Write the lens, with its corpus, which must have the tokens that the lens was built from."""
     # Not read_meta: the archive's record lacks the path of the corpus, so its digest is stale.
     meta = read_json(unpacked / layout.META_FILE)
     for name in ("format_version", "prismlm", "digest"):
         del meta[name]
-    corpus = Corpus.open(corpus_path)
+    corpus = Corpus.open(made)
     documents = corpus.split(meta["split"]).tolist()
     tokens = [corpus.tokens(int(corpus.starts[i]), int(corpus.lengths[i])) for i in documents]
     if not np.array_equal(np.concatenate(tokens), np.load(unpacked / suffixes.TOKENS_FILE)):
@@ -130,13 +91,12 @@ def _put_lens(unpacked: Path, lens: Path, corpus_path: Path) -> None:
             "made of: tokenizers or transformers has changed how it reads them. Use --train, or "
             "the versions in constraints/tested.txt."
         )
-    with room_to_write(f"the lens {lens}", lens.parent, WAY_OUT), atomic_directory(lens) as made:
-        shutil.copytree(unpacked, made, dirs_exist_ok=True)
-        meta |= {"corpus_path": str(corpus_path.resolve()), "corpus_name": corpus_path.name}
-        meta |= {"corpus": corpus.fingerprint, "tokenizer": corpus.meta["tokenizer"]["fingerprint"]}
-        meta["files"] = layout.describe_files(made)
-        # It holds a key of the other files, which were one more where the archive was made.
-        path = made / layout.PROTOTYPES_FILE
-        prototypes = layout.read_table(path)
-        layout.write_prototypes(prototypes, path, meta["files"])
-        layout.write_meta(made, layout.LensMeta(**meta))
+    shutil.copytree(unpacked, lens)
+    meta |= {"corpus_path": str(corpus_path), "corpus_name": corpus_path.name}
+    meta |= {"corpus": corpus.fingerprint, "tokenizer": corpus.meta["tokenizer"]["fingerprint"]}
+    meta["files"] = layout.describe_files(lens)
+    # It holds a key of the other files, which were one more where the archive was made.
+    path = lens / layout.PROTOTYPES_FILE
+    prototypes = layout.read_table(path)
+    layout.write_prototypes(prototypes, path, meta["files"])
+    layout.write_meta(lens, layout.LensMeta(**meta))

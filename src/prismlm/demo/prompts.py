@@ -10,9 +10,8 @@ import prismlm
 from prismlm import fingerprints
 from prismlm.corpus.chat import as_chat
 from prismlm.errors import InputError
-from prismlm.files import keep_json, read_json
+from prismlm.files import read_json
 from prismlm.lens.labels.write import label_lens
-from prismlm.models.sidecar import has_sidecar
 from prismlm.outputs import write_text
 from prismlm.pages.trace import page
 from prismlm.progress import Reporter
@@ -68,39 +67,24 @@ class DemoResult:
     chat: bool = False  # whether the prompts are questions
 
 
-def identity(size: str, *inputs: bytes) -> dict[str, Any]:
-    """Return what the note in a demo's directory says."""
+def note_of(size: str, *inputs: bytes) -> dict[str, Any]:
+    """Return what STATE_FILE in a demo's directory says."""
     made_of = fingerprints.of_bytes(*inputs)
     return {"prismlm": prismlm.__version__, "size": size, "inputs": made_of}
 
 
-def check_claim(out: Path, identity: dict[str, Any]) -> None:
-    """Refuse a directory that holds something else, or a demo of another size or version."""
-    state = out / STATE_FILE
-    if not state.is_file():
+def holds(out: Path, note: dict[str, Any]) -> bool:
+    """Return whether a directory is this demo's; InputError if it is of another, or no demo's."""
+    if not (out / STATE_FILE).is_file():
         if out.exists() and (not out.is_dir() or any(out.iterdir())):
             raise InputError(f"{out} exists and no demo made it. Choose another --out.")
-    elif read_json(state) != identity:
+        return False
+    if read_json(out / STATE_FILE) != note:
         raise InputError(
             f"{out} holds a demo of another size or version of prismlm. "
             "Choose another --out, or remove it."
         )
-
-
-def claim(out: Path, identity: dict[str, Any]) -> None:
-    """Mark a directory as that of a demo, if :func:`check_claim` does not refuse it."""
-    check_claim(out, identity)
-    keep_json(out / STATE_FILE, identity)
-
-
-def parts_there(out: Path) -> dict[str, bool]:
-    """Return which of corpus, model and lens are there, and complete."""
-    model = out / "model"
-    return {
-        "corpus": (out / "corpus" / "corpus.json").is_file(),
-        "model": has_sidecar(model),
-        "lens": (model / "lens" / "sample").exists(),
-    }
+    return True
 
 
 def explain_prompts(

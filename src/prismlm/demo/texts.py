@@ -11,11 +11,9 @@ from collections import Counter
 from importlib.resources import as_file, files
 from pathlib import Path
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 
 from prismlm.corpus import sample_path
-from prismlm.files import WAY_OUT, atomic_file, room_to_write
 from prismlm.lens.cells import Cells
 
 PAIRS = "pairs.parquet"
@@ -47,17 +45,15 @@ def plain_texts(path: Path) -> Path:
         if asked or (fits and not row["source"].startswith(LEFT_OUT)):
             sizes[row["domain"]] += size
             chosen.append(number)
-    return _written(path, table.take(sorted(chosen)))
+    pq.write_table(table.take(sorted(chosen)), path)
+    return path
 
 
 def documents(path: Path, every: int) -> Path:
     """Return the bundled sample, or write one in ``every`` of its documents to ``path``."""
-    return sample_path() if every == 1 else _written(path, pq.read_table(sample_path())[::every])
-
-
-def _written(path: Path, table: pa.Table) -> Path:
-    with room_to_write(str(path), path.parent, WAY_OUT), atomic_file(path) as temporary:
-        pq.write_table(table, temporary)
+    if every == 1:
+        return sample_path()
+    pq.write_table(pq.read_table(sample_path())[::every], path)
     return path
 
 

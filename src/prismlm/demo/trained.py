@@ -8,10 +8,11 @@ from pathlib import Path
 
 import prismlm
 from prismlm.corpus import build_corpus, sample_path
-from prismlm.demo.prompts import DemoResult, claim, explain_prompts, identity, parts_there
+from prismlm.demo.prompts import STATE_FILE, DemoResult, explain_prompts, holds, note_of
 from prismlm.demo.texts import documents
-from prismlm.files import json_text
+from prismlm.files import json_text, keep_json
 from prismlm.lens.build import IndexOptions
+from prismlm.models.sidecar import has_sidecar
 from prismlm.progress import SILENT, Reporter
 
 
@@ -46,19 +47,23 @@ def run_demo(out: Path, size: DemoSize = FULL, *, progress: Reporter = SILENT) -
     """
     recipe = files("prismlm.training").joinpath("recipes", size.recipe)
     inputs = recipe.read_bytes(), sample_path().read_bytes(), repr(size).encode()
-    claim(out, identity(size.recipe.removesuffix(".yaml"), *inputs))
-    corpus, model, there = out / "corpus", out / "model", parts_there(out)
-    if not there["corpus"]:
+    note = note_of(size.recipe.removesuffix(".yaml"), *inputs)
+    if not holds(out, note):
+        keep_json(out / STATE_FILE, note)
+    corpus, model = out / "corpus", out / "model"
+    lens = model / "lens" / "sample"
+    cached = lens.exists()
+    if not (corpus / "corpus.json").is_file():
         source = documents(out / "documents.parquet", size.every)
         build_corpus([source], corpus, vocab_size=size.vocab_size, progress=progress)
-    if not there["model"]:
+    if not has_sidecar(model):
         from prismlm.training import load_recipe, train
 
         # Quoted as JSON, which is YAML, so that no path is taken for a number or a comment.
         paths = [f"corpus={json_text(str(corpus))}", f"out={json_text(str(model))}"]
         settings = load_recipe(str(recipe), [*paths, *size.overrides])
         train(settings, resume=model.exists(), progress=progress)
-    if not there["lens"]:
+    if not cached:
         options = IndexOptions(contexts=size.contexts)
-        prismlm.index(model, corpus, "sample", options, device="cpu", progress=progress)
-    return explain_prompts(out, cached=all(there.values()), progress=progress)
+        prismlm.index(model, corpus, lens, options, device="cpu", progress=progress)
+    return explain_prompts(out, cached=cached, progress=progress)

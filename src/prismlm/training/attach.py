@@ -20,10 +20,11 @@ from prismlm.corpus.store import Corpus
 from prismlm.corpus.tokenizer import check_tokenizer, check_tokenizer_of
 from prismlm.corpus.windows import split_counts
 from prismlm.cost import Cost, peak_memory, seconds_of
-from prismlm.errors import InputError
+from prismlm.errors import InputError, check_number
 from prismlm.explain.quality import HeadQuality, measure_quality
-from prismlm.files import WAY_OUT, check_room, discard, keep_json, read_json, room_to_write
+from prismlm.files import WAY_OUT, check_room, keep_json, read_json, room_to_write
 from prismlm.layers import PrototypeHead
+from prismlm.lens import scan
 from prismlm.lens.build import IndexOptions, build_index, check_index, index_bytes, options_for
 from prismlm.lens.cell_files import cells_format
 from prismlm.lens.cells import CodeName
@@ -32,7 +33,6 @@ from prismlm.lens.layout import read_meta
 from prismlm.lens.lens import Lens
 from prismlm.lens.options import Shard
 from prismlm.lens.scan import (
-    META_FILE,
     HiddenStates,
     bytes_per_position,
     join_states,
@@ -44,6 +44,7 @@ from prismlm.models.checkpoint import read_checkpoint
 from prismlm.models.device import BALANCED, device_named, uses_bf16
 from prismlm.models.seam import LogitMap, capture, verify_logit_map
 from prismlm.models.sidecar import (
+    META_FILE,
     Sidecar,
     base_of,
     has_sidecar,
@@ -53,9 +54,8 @@ from prismlm.models.sidecar import (
 )
 from prismlm.models.uncertainty_feedback import has_uncertainty, save_uncertainty, uncertainty_of
 from prismlm.models.watch import evaluating
-from prismlm.parts import Parts
 from prismlm.progress import SILENT, Reporter
-from prismlm.run_state import RUN_FILE, check_same, keeping, read_note, writing
+from prismlm.run_state import check_same, keeping, read_note, writing
 from prismlm.training import parallel, tuning
 from prismlm.training.evaluation import HeldOut
 from prismlm.training.fit import FitOptions, Fitting, fit
@@ -99,12 +99,11 @@ class AttachOptions:
     uncertainty: TableOptions | None = None  # train a table of uncertainty codes
 
     def __post_init__(self) -> None:
-        if not self.states_gb > 0:
-            raise InputError(f"--states-gb is {self.states_gb:g}: expected a positive number.")
+        check_number("--states-gb", self.states_gb, "a positive number", lambda x: x > 0)
         if self.device == BALANCED and self.uncertainty:
             raise InputError(
                 "--device balanced may leave layers on disk, through which --uncertainty cannot "
-                "train: choose one device, such as cuda or cpu."
+                "train: choose one device."
             )
 
     def index(self, model: PreTrainedModel) -> IndexOptions:
@@ -136,10 +135,14 @@ class AttachResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as JSON values."""
-        paths = {"model": self.directory, "lens": self.lens, "corpus": self.corpus}
-        figures = {"states": self.states, "quality": self.quality.to_dict()}
-        paths = {name: str(path) for name, path in paths.items()}
-        return paths | figures | {"uncertainty": self.uncertainty}
+        return {
+            "model": str(self.directory),
+            "lens": str(self.lens),
+            "corpus": str(self.corpus),
+            "states": self.states,
+            "quality": self.quality.to_dict(),
+            "uncertainty": self.uncertainty,
+        }
 
 
 def attach(
@@ -209,25 +212,22 @@ def _begin(
 ) -> None:
     """Store the settings, or check that they are those of the run to resume.
 
-    Until a part is finished, rejected options can be corrected, but not the model.
+    Until a part is finished, rejected options can be corrected.
     """
     model = str(base.path.resolve()) if base.revision is None else base.name
     settings = {"model": model, "revision": base.revision}
     settings["corpus"] = [str(Path(path).resolve()) for path in corpus]
-    options_used = flat(asdict(options)).items()
-    settings |= {key: value for key, value in options_used if key not in FREE_TO_CHANGE}
+    used = {k: v for k, v in flat(asdict(options)).items() if k not in FREE_TO_CHANGE}
     if (out / ATTACH_FILE).is_file():
         before = read_note(out / ATTACH_FILE, out)
-        parts = (ADAPTER, EFFECT_FILE, f"{WORK}/{STATES}/{META_FILE}")
-        begun = has_sidecar(out) or any((out / part).exists() for part in parts)
-        if begun or any(before.get(key) != settings[key] for key in ("model", "revision")):
-            way_out = "Restore these settings, or choose another --out."
-            check_same(f"{out} was begun with other settings", before, settings, way_out)
-        if before.get("corpus") != settings["corpus"]:
-            shutil.rmtree(out / CORPORA, ignore_errors=True)
+        parts = (ADAPTER, EFFECT_FILE, META_FILE, f"{WORK}/{STATES}/{scan.META_FILE}")
+        if not any((out / part).exists() for part in parts):
+            before |= used
+        way_out = "Restore these settings, or choose another --out."
+        check_same(f"{out} was begun with other settings", before, settings | used, way_out)
     if not (out / ADAPTER).exists():
         _check_lora(options)
-    keep_json(out / ATTACH_FILE, settings)
+    keep_json(out / ATTACH_FILE, settings | used)
 
 
 def _check_lora(options: AttachOptions) -> None:
@@ -236,7 +236,7 @@ def _check_lora(options: AttachOptions) -> None:
         raise InputError(
             "--device balanced may leave layers on disk, through which one process cannot train "
             "for --lora: start several, which divide the model among their GPUs (torchrun "
-            "--nproc-per-node N -m prismlm attach …), or choose one device, such as cuda or cpu."
+            "--nproc-per-node N -m prismlm attach …), or choose one device."
         )
 
 
@@ -264,11 +264,8 @@ class _AttachRun:
         self.tuned = options.lora is None or parallel.on_main((out / CONFIG_FILE).is_file)
         self._open(out if self.tuned else out / WORK / BASE)
         self.reading = options.index(self.model)
-        self.passes: dict[str, Any] = {
-            "window": self.reading.window,
-            "bf16": self.reading.bf16,
-            "progress": progress,
-        }
+        how = {"window": self.reading.window, "bf16": self.reading.bf16}
+        self.passes: dict[str, Any] = how | {"progress": progress}
         self.corpus = self._open_corpus(corpus)
         self.heldout = HeldOut(self.corpus, self.reading.window, 0)
 
@@ -313,12 +310,12 @@ class _AttachRun:
 
         width = weight_of(self.model).shape[1]
         available = options.states(tokens, width)
-        prototypes = options.fit.of_states(available).prototypes
-        if prototypes is not None and available < prototypes:
+        prototypes = options.fit.of_states(available).prototypes or 0
+        if available < prototypes:
             raise InputError(
-                f"the head would be fitted to {available:,} positions, of {tokens:,} training "
-                f"positions in the corpus {corpus.name}, which are fewer than the {prototypes:,} "
-                "prototypes: use more text, raise --states-gb, or lower --prototypes."
+                f"the head would be fitted to {available:,} of {tokens:,} positions, fewer than "
+                f"the {prototypes:,} prototypes: use more text, raise --states-gb, or lower "
+                "--prototypes."
             )
         needed = available * bytes_per_position(width)
         check_room(f"the hidden states in {self.out}", self.out, needed, self.out / WORK)
@@ -367,7 +364,7 @@ class _AttachRun:
         limit, count = self.options.states_gb * 1e9, parallel.world_size()
         whole = self.out / WORK / STATES
         read = partial(read_states, self.model, self.corpus, limit_bytes=limit)
-        if count > 1 and not parallel.on_main((whole / META_FILE).is_file):
+        if count > 1 and not parallel.on_main((whole / scan.META_FILE).is_file):
             parts = [whole / f"{number + 1}-of-{count}" for number in range(count)]
             shard = Shard(parallel.rank(), count)
             read(parts[shard.number], self.reading, shard=shard, progress=self.progress)
@@ -428,7 +425,6 @@ class _AttachRun:
         if parallel.on_main(lens.exists):
             return
         shard = Shard(parallel.rank(), parallel.world_size())
-        parallel.on_main(lambda: _discard_other_parts(lens, shard.count))
         build_index(
             self.model,
             head.to(self.model.device),
@@ -436,6 +432,8 @@ class _AttachRun:
             lens,
             replace(self.reading, shard=shard),
             trained_on="fine-tuned" if self.options.lora else False,
+            # Parts that another number of processes left.
+            overwrite=True,
             states=states,
             progress=self.progress,
         )
@@ -448,14 +446,6 @@ class _AttachRun:
             label_lens(opened, self.model, progress=self.progress)
         if not self.options.keep_states:
             shutil.rmtree(self.out / WORK, ignore_errors=True)
-
-
-def _discard_other_parts(lens: Path, count: int) -> None:
-    """Discard what a run with another number of processes left of a lens."""
-    partial = Parts(lens, count).path
-    for note in [*partial.glob(f"[!.]*/{RUN_FILE}")]:
-        if read_json(note).get("shards") != count:
-            discard(note.parent)
 
 
 def _is_corpus(paths: Sequence[Path | str]) -> bool:
@@ -486,39 +476,26 @@ def estimate_attach(
     tokens -= documents
     reading = options.index(opened)
     per_token, sample = _time_reading(opened, reading)
-    if options.uncertainty is not None:
-        # A model with uncertainty feedback reads everything twice.
-        per_token *= 2
-    states = options.states(tokens, sample.width)
+    # A model with uncertainty feedback reads everything twice.
+    per_token *= 2 if options.uncertainty else 1
+    states, rows = options.states(tokens, sample.width), min(options.fit.batch, len(sample))
     fit_options = options.fit.of_states(states)
     head = fit_options.head(sample.width)
     head.reset_parameters(torch.Generator().manual_seed(0))
     fitting = Fitting(opened, sample, fit_options, head.to(opened.device))
-    rows = np.arange(min(fit_options.batch, len(sample)))
-    per_step = seconds_of(lambda: fitting.take(rows), MEASURED_STEPS)
+    per_step = seconds_of(lambda: fitting.take(np.arange(rows)), MEASURED_STEPS)
     steps = fit_options.steps(states)
     epochs = sum(stage.epochs for stage in (options.lora, options.uncertainty) if stage)
-    unread = max(0, tokens - states)
-    seconds = {
-        "tune_seconds": TRAINING_FACTOR * tokens * per_token * epochs,
-        "read_seconds": states * per_token * OVERLAP_FACTOR,
-        "fit_seconds": steps * per_step,
-        # Text without stored states is read again; routing takes no longer than a step of the fit.
-        "lens_seconds": unread * per_token * OVERLAP_FACTOR + tokens * per_step / len(rows),
-    }
+    # Text whose states are not stored is read for the lens; routing takes no longer than a step.
+    seconds = tokens * per_token * (TRAINING_FACTOR * epochs + OVERLAP_FACTOR)
+    seconds += (steps + tokens / rows) * per_step
     sizes = sample.width, len(weight_of(opened)), tokens
     cells = cells_format(*sizes, options.codes, options.positions)
-    disk = {
-        "states_bytes": states * bytes_per_position(sample.width),
-        "lens_bytes": index_bytes(cells, head, reading, documents, tokens)[0],
-    }
-    return Cost(
-        sum(seconds.values()),
-        peak_memory(opened.device.type),
-        sum(disk.values()),
-        {"tokens": tokens, "states": states, "steps": steps, **seconds, **disk},
-        basis="Measured on one forward pass and a few steps.",
-    )
+    disk = states * bytes_per_position(sample.width)
+    disk += index_bytes(cells, head, reading, documents, tokens)[0]
+    figures = {"tokens": tokens, "states": states, "steps": steps}
+    basis = "Measured on one forward pass and a few steps."
+    return Cost(seconds, peak_memory(opened.device.type), disk, figures, basis)
 
 
 def _time_reading(model: Any, reading: IndexOptions) -> tuple[float, HiddenStates]:

@@ -16,7 +16,6 @@ from prismlm.errors import InputError
 from prismlm.progress import Task
 
 TOKENS_PER_BATCH = 4096
-MAX_EXPONENT = 709
 # Up to four passes over a text are worth nearly as much as new text, further ones less and less
 # (Muennighoff et al. 2023, Scaling Data-Constrained Language Models).
 MAX_PASSES = 4
@@ -61,7 +60,7 @@ class HeldOut:
 
 def perplexity(ce: float) -> float:
     """Return exp(ce), or infinity if it overflows."""
-    return math.exp(ce) if ce < MAX_EXPONENT else math.inf
+    return float(np.exp(ce))
 
 
 def unigram_ce(corpus: Corpus) -> float:

@@ -15,7 +15,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 
-from prismlm.errors import DivergenceError, InputError, check_choice, check_number, check_whole
+from prismlm.errors import DivergenceError, InputError, check_choice, check_number
 from prismlm.layers import PrototypeHead
 from prismlm.layers.prototype_head import Weights
 from prismlm.lens.scan import HiddenStates
@@ -36,20 +36,13 @@ MIN_BF16_STATES, MIN_BF16_TOKENS = 128, 4096
 MAY_BE_ZERO = ("frequent", "drawn", "residual", "pull", "seed")
 
 
-def check_options(options: Any, prefix: str = "", may_be_zero: Collection[str] = ()) -> None:
-    """Check that the numbers of a dataclass are positive, and integers where annotated so."""
+def check_options(options: Any, may_be_zero: Collection[str] = ("seed",)) -> None:
+    """Check that the numbers of a dataclass are finite and positive, or 0 where they may be."""
     for field in fields(options):
-        name, value = prefix + field.name, getattr(options, field.name)
-        zero = field.name in may_be_zero
-        if value is None or isinstance(value, str):
-            continue
-        if str(field.type).startswith("int"):
-            check_whole(name, value, 0 if zero else 1)
-        elif zero:
-            check_number(name, value, "0 or more", lambda x: x >= 0)
-        else:
-            # Far above it, a step of Adam would not fit float32.
-            check_number(name, value, "a positive number up to 1e30", lambda x: 0 < x <= 1e30)
+        value, zero = getattr(options, field.name), field.name in may_be_zero
+        if value is not None and not isinstance(value, str):
+            name, expected = f"{type(options).__name__}.{field.name}", "0" if zero else "above 0"
+            check_number(name, value, expected, lambda x, zero=zero: x > 0 or (zero and not x))
 
 
 def num_steps(count: int, batch: int, epochs: float) -> int:
@@ -165,12 +158,8 @@ class FitOptions:
         check_options(self, may_be_zero=MAY_BE_ZERO)
         if self.prototypes is not None and self.prototypes_per_token > self.prototypes:
             raise InputError(
-                f"prototypes_per_token is {self.prototypes_per_token}, more than the "
-                f"{self.prototypes} prototypes: choose at most that many."
-            )
-        if not self.frequent + self.drawn:
-            raise InputError(
-                "frequent and drawn are both 0, but the divergence needs tokens: raise one of them."
+                f"prototypes_per_token is {self.prototypes_per_token}: expected at most the number "
+                f"of prototypes, {self.prototypes}."
             )
 
     def of_states(self, states: int) -> FitOptions:
@@ -181,8 +170,8 @@ class FitOptions:
         return replace(self, prototypes=max(self.prototypes_per_token, count))
 
     def head(self, width: int) -> PrototypeHead:
-        """Return an uninitialised head."""
-        assert self.prototypes is not None, "call of_states() first"
+        """Return an uninitialised head, of options of_states()."""
+        assert self.prototypes is not None
         return PrototypeHead(
             width, self.prototypes, self.prototypes_per_token, weights=self.weights
         )
@@ -217,11 +206,6 @@ def mean_divergence(
 def init_prototypes(head: PrototypeHead, states: HiddenStates, seed: int) -> None:
     """Initialise the prototypes at cluster centres of hidden states, each z / (k τ)."""
     count = head.num_prototypes
-    if len(states) < count:
-        raise InputError(
-            f"{len(states):,} positions are fewer than the {count:,} prototypes: use more text, "
-            "or lower --prototypes."
-        )
     generator = np.random.default_rng([seed, 0])
     size = min(len(states), STATES_PER_CLUSTER * count)
     sample = states.states(np.sort(generator.choice(len(states), size, replace=False)))
@@ -240,9 +224,7 @@ def fit(
 
         loss = KL(model ‖ ẑ alone) + residual · mean ‖z − ẑ‖² / mean ‖z‖² + pull · (R1 + R2)
 
-    Raises:
-        InputError: there are fewer states than prototypes.
-        DivergenceError: the loss is not finite.
+    There are at least as many states as prototypes. DivergenceError: the loss is not finite.
     """
     options = options.of_states(len(states))
     head = options.head(states.width).to(weight_of(model).device)

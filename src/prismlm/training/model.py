@@ -16,7 +16,6 @@ from torch import Tensor, nn
 from transformers.utils.generic import ModelOutput
 
 from prismlm.corpus.windows import IGNORED, PackedDataset
-from prismlm.errors import InputError
 from prismlm.layers import PrototypeHead
 from prismlm.models.seam import Captured, LogitMap, capture, output_embedding
 from prismlm.models.sidecar import weight_of
@@ -286,10 +285,6 @@ class PrismForCausalLM(nn.Module):
         **kwargs: Any,
     ) -> PrismOutput:
         """Run the decoder, then the head on the states that enter the output embedding."""
-        if not input_ids.numel():
-            raise InputError(
-                f"input_ids has shape {list(input_ids.shape)}: expected at least one token."
-            )
         # With a cache, the decoder would not derive the mask of packed rows from position_ids.
         kwargs.setdefault("use_cache", False)
         with capture(self.model) as captured:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import shutil
 import signal
 import statistics
 import tempfile
@@ -22,9 +19,8 @@ from transformers import TrainerCallback
 from prismlm.cost import Cost, peak_memory
 from prismlm.errors import InputError, NotFiniteError
 from prismlm.explain.quality import HeadQuality
-from prismlm.files import check_room, keep_json, read_json, temporary_sibling
+from prismlm.files import check_room, keep_json, read_json
 from prismlm.models.checkpoint import quiet_transformers
-from prismlm.models.sidecar import META_FILE
 from prismlm.progress import SILENT, Reporter, Task
 from prismlm.run_state import EXIT_CODES, LOCK_FILE, Interrupts, check_same, writing
 from prismlm.training import parallel
@@ -36,6 +32,7 @@ from prismlm.training.trainer import (
     HISTORY_FILE,
     PrismTrainer,
     guard_writing,
+    last_good,
     latest_checkpoint,
     remove_unfinished,
     step_of,
@@ -121,7 +118,6 @@ def train(
     out = recipe.out
     with ExitStack() as stack, quiet_transformers():
         parallel.on_main(lambda: check_new(out, resume=resume))
-        _check_reporters(recipe)
         parallel.on_main(lambda: stack.enter_context(writing(out, within=True)))
         prepared = prepare(recipe, without)
         parallel.on_main(lambda: _begin(prepared))
@@ -156,35 +152,17 @@ def check_ours(out: Path, note: str, command: str) -> None:
     """Check that ``out`` is new or empty, or holds ``note``, a file that ``command`` writes."""
     if not out.exists() or (out / note).is_file():
         return
-    if (out / SEARCH).is_dir():
-        raise InputError(
-            f"{out} holds a search. Train its best recipe, {out / SEARCH / BEST_FILE}, or choose "
-            "another out."
-        )
     if not out.is_dir() or any(path.name != LOCK_FILE for path in out.iterdir()):
-        raise InputError(
-            f"{out} exists and was not written by prismlm {command}. Choose another out, or "
-            "remove it."
-        )
+        best = out / SEARCH / BEST_FILE
+        hint = f"Train its best recipe, {best}, or choose" if best.is_file() else "Choose"
+        raise InputError(f"{out} was not written by prismlm {command}. {hint} another out.")
 
 
 def check_new(out: Path, *, resume: bool) -> None:
     """Raise InputError if ``out`` holds something else, or a run and ``resume`` is not set."""
     check_ours(out, RUN_FILE, "train")
     if (out / RUN_FILE).is_file() and not resume:
-        raise InputError(
-            f"{out} holds a training run. Resume it with --resume, choose another out, or "
-            "remove it."
-        )
-
-
-def _check_reporters(recipe: Recipe) -> None:
-    for name in recipe.logging.report_to:
-        if importlib.util.find_spec(name) is None:
-            raise InputError(
-                f"logging.report_to names {name!r}, which is not installed: pip install {name}, or "
-                "leave it out."
-            )
+        raise InputError(f"{out} holds a training run. Resume it with --resume, or remove it.")
 
 
 def result_settings(run: dict[str, Any]) -> dict[str, Any]:
@@ -223,8 +201,7 @@ def _take_steps(trainer: PrismTrainer, progress: Reporter) -> None:
         trainer.add_callback(_tensorboard(recipe.out / TENSORBOARD, done))
 
     def message() -> str:
-        newest = latest_checkpoint(trainer.checkpoints)
-        return f"training stopped; its state is in {newest}" if newest else "training stopped"
+        return f"training stopped. {last_good(trainer.checkpoints)}"
 
     # When a process fails, torchrun sends SIGTERM to the others, which must not wait for it.
     signals = tuple(EXIT_CODES) if parallel.world_size() == 1 else (signal.SIGINT,)
@@ -244,21 +221,13 @@ def _measure(trainer: PrismTrainer, progress: Reporter) -> HeadQuality:
 
 
 def _write(trainer: PrismTrainer, quality: HeadQuality, history: list[dict[str, Any]]) -> None:
-    """Move the finished model into ``out``, ``prismlm.json`` last to mark it as complete."""
-    out = trainer.directory
+    """Write the finished model, ``prismlm.json`` last to mark it as complete."""
     provenance = trainer.provenance() | {"quality": quality.to_dict()}
     trainer.check_weights()
-    hidden = temporary_sibling(out / "model")
     with guard_writing("the model", trainer.checkpoints):
-        try:
-            trainer.write_model(hidden, provenance)
-            if parallel.is_main():
-                write_history(out, history)
-                for path in sorted(hidden.iterdir(), key=lambda path: path.name == META_FILE):
-                    os.replace(path, out / path.name)
-        finally:
-            if parallel.is_main():
-                shutil.rmtree(hidden, ignore_errors=True)
+        if parallel.is_main():
+            write_history(trainer.directory, history)
+        trainer.write_model(trainer.directory, provenance)
         parallel.barrier()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import shutil
 import statistics
@@ -24,10 +25,9 @@ from prismlm.errors import (
     first_line,
     suggest,
 )
-from prismlm.files import atomic_file, read_json, room_to_write, write_json
+from prismlm.files import atomic_file, read_json, write_json
 from prismlm.progress import SILENT, Reporter
 from prismlm.run_state import Busy, check_same, writing
-from prismlm.training import parallel
 from prismlm.training.recipe import Range, Recipe, Scalar, build_recipe, flat, set_value
 from prismlm.training.run import BEST_FILE, RUN_FILE, SEARCH, TENSORBOARD, result_settings, train
 from prismlm.training.setup import describe_run, prepare
@@ -44,7 +44,6 @@ FIXED = {
 }
 # Scaled when a trial takes more or fewer steps.
 STEP_KEYS = ("steps", "head.initialise_at_step", "evaluation.every", "checkpoint.every")
-HEAD_KEYS = ("head.", "losses.", "optimizer.head_")
 # Errors that end a trial, but not the search.
 FAILURES = (DivergenceError, InputError, torch.OutOfMemoryError)
 
@@ -113,7 +112,7 @@ def search(
     Raises:
         InputError: the search cannot start; PrismError: every trial failed, or the disk is full.
     """
-    if int(os.environ.get("WORLD_SIZE", "1")) > 1 or parallel.world_size() > 1:
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
         raise InputError(
             "a trial trains in one process. Start the search without torchrun; several processes "
             "with --search --resume share its trials."
@@ -124,12 +123,9 @@ def search(
     # An address may hold a password.
     run |= {"search": recipe.search.model_dump(mode="json", exclude={"storage"})}
     directory = recipe.out / SEARCH
-    way_out = "Make room, then resume with --resume."
-    room = room_to_write(f"the search in {recipe.out}", recipe.out, way_out)
-    with room, warnings.catch_warnings():
+    with warnings.catch_warnings():
         # BoTorch warns of few and unscaled data, and Optuna of its experimental sampler.
         warnings.simplefilter("ignore")
-        # Written under the lock of the check, so that no search with other settings can join.
         with writing(directory, within=True, wait=True):
             _check_same_search(directory, run)
             study = _open_study(recipe)
@@ -148,37 +144,21 @@ def search(
 
 def check_search(recipe: Recipe, *, resume: bool) -> None:
     """Check that a recipe can be searched, by what is installed, and that ``out`` can be used."""
-    space, head, out, sampler = recipe.search.space, recipe.head, recipe.out, recipe.search.sampler
-    try:
-        import optuna
-
-        optuna.logging.set_verbosity(optuna.logging.CRITICAL)
-        if sampler == "botorch":
-            import botorch  # noqa: F401
-            import optuna_integration.botorch  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise InputError(
-            f"a search with the sampler {sampler!r} needs {error.name}, which is not "
-            "installed. Install prismlm with its search extra: pip install 'prismlm[search]'"
-        ) from error
+    out, sampler = recipe.out, recipe.search.sampler
+    for package in ("optuna", *(["botorch", "optuna_integration"] if sampler == "botorch" else [])):
+        if importlib.util.find_spec(package) is None:
+            raise InputError(
+                f"a search with the sampler {sampler!r} needs {package}: pip install "
+                "'prismlm[search]'."
+            )
     check_space(recipe)
-    head_keys = [key for key in space if key.startswith(HEAD_KEYS)]
-    if head_keys and "head.detach" not in space and (head.detach or not head.enabled):
-        raise InputError(
-            f"search.space: {head_keys[0]} does not affect the cross-entropy by which trials are "
-            "compared, since no gradient of the head reaches the model. Leave it out, or set "
-            "head.enabled to true and head.detach to false."
-        )
     if (out / SEARCH / RESULTS_FILE).is_file():
         if not resume:
             raise InputError(
                 f"{out} holds a search. Resume it with --resume, choose another out, or remove it."
             )
-    elif out.exists() and (not out.is_dir() or any(path.name != SEARCH for path in out.iterdir())):
-        raise InputError(
-            f"{out} exists and does not hold a search. Choose another out (--set out=…), or "
-            "remove it."
-        )
+    elif out.exists() and any(path.name != SEARCH for path in out.iterdir()):
+        raise InputError(f"{out} exists and does not hold a search. Choose another out.")
 
 
 def check_space(recipe: Recipe) -> None:
@@ -188,8 +168,8 @@ def check_space(recipe: Recipe) -> None:
         # Keys of the model are checked by building it.
         if key not in known and not (key.startswith("model.") and key.count(".") == 1):
             raise InputError(
-                f"search.space: {key!r} cannot be searched over.{suggest(key, known)} Known keys: "
-                f"{', '.join(known)}, and model.NAME for settings of the model."
+                f"search.space: {key!r} cannot be searched over.{suggest(key, known)} Expected a "
+                "key of the recipe that keeps runs comparable, or model.NAME."
             )
         ends = (dimension.low, dimension.high) if isinstance(dimension, Range) else dimension
         for value in ends:
@@ -211,10 +191,6 @@ def recipe_with(recipe: Recipe, values: Mapping[str, Scalar], **changes: Any) ->
     for key, count in flat(settings).items():
         if key in STEP_KEYS and count:
             set_value(settings, key, max(1, round(count * ratio)), "search.space")
-    head = settings["head"]
-    if head["initialise_at_step"] is not None and settings["steps"]:
-        # In a very short run, rounding may have made it the number of steps.
-        head["initialise_at_step"] = min(head["initialise_at_step"], settings["steps"] - 1)
     return build_recipe(settings, "search.space")
 
 
@@ -236,6 +212,7 @@ def _open_study(recipe: Recipe) -> Any:
     from optuna.storages import JournalStorage, get_storage
     from optuna.storages.journal import JournalFileBackend
 
+    optuna.logging.set_verbosity(optuna.logging.CRITICAL)
     directory, storage, name = recipe.out / SEARCH, recipe.search.storage, STUDY
     try:
         if storage is None:
@@ -244,17 +221,12 @@ def _open_study(recipe: Recipe) -> Any:
             opened, name = get_storage(storage), str(directory.resolve())
         study = optuna.create_study(storage=opened, study_name=name, load_if_exists=True)
     except Exception as error:  # of SQLAlchemy, a driver or the database
-        if storage is None:
-            raise
         raise InputError(
             f"search.storage cannot be opened ({first_line(error)}). Expected a URL as SQLAlchemy "
             "reads it, such as sqlite:///study.db or postgresql://user@host/name, and its driver."
         ) from error
     if not (directory / RESULTS_FILE).is_file() and study.trials:
-        raise InputError(
-            f"search.storage has a search of {directory} already, which is not there. Choose "
-            f"another out, or remove it: optuna delete-study --study-name {name} --storage URL."
-        )
+        raise InputError(f"search.storage has another search of {directory}: choose another out.")
     return study
 
 
@@ -268,10 +240,6 @@ def _take_trial(recipe: Recipe, study: Any, progress: Reporter) -> int | None:
         with suppress(Busy), writing(directory, within=True):
             if number in _finished(study):
                 continue
-            # One that was stopped in it would count as running, and so end the random start early.
-            for left in study.get_trials(deepcopy=False, states=(TrialState.RUNNING,)):
-                if left.user_attrs.get("number") == number:
-                    study.tell(left.number, state=TrialState.FAIL)
             # A generator per trial, so that a resumed search draws the same values.
             study.sampler = _sampler(recipe, number)
             trial = study.ask(_distributions(recipe))

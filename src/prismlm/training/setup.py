@@ -69,8 +69,7 @@ class Prepared:
         steps = max(1, round(recipe.steps * MAX_PASSES / passes))
         return (
             f"{passes:,.0f} passes over {documents:,} documents: beyond {MAX_PASSES}, repeated "
-            "text is worth less and less, and the model may memorise it. Use more text, or fewer "
-            f"steps (--set steps={steps})."
+            f"text is worth less and less. Use more text, or fewer steps (--set steps={steps})."
         )
 
 
@@ -111,8 +110,7 @@ def training_rows(recipe: Recipe, corpus: Corpus, backbone: Any) -> PackedDatase
     if data.packing == "packed" and not share_rows:
         raise InputError(
             f"in models of type {backbone.config.model_type!r}, a document sees the previous one "
-            "in the same training row, since they do not restart where position ids do. Set "
-            "data.packing to padded or auto, so that every row holds one document."
+            "in the same training row: set data.packing to padded or auto."
         )
     documents = chosen_documents(corpus, data.documents)
     rows = pack(corpus, documents, data.length, recipe.seed, share_rows=share_rows)
@@ -120,13 +118,12 @@ def training_rows(recipe: Recipe, corpus: Corpus, backbone: Any) -> PackedDatase
     if len(rows) < needed:
         raise InputError(
             f"the corpus {corpus.name!r} fills {len(rows)} rows of {data.length} tokens, but a "
-            f"step takes {needed} rows. Use more text, or lower batch_size, "
-            "gradient_accumulation or data.length."
+            f"step takes {needed}: use more text, or lower batch_size or data.length."
         )
     if recipe.head.enabled and rows.num_tokens < recipe.head.prototypes:
         raise InputError(
             f"the corpus {corpus.name!r} has {rows.num_tokens} training positions, fewer than the "
-            f"{recipe.head.prototypes} prototypes. Use more text, or lower head.prototypes."
+            f"{recipe.head.prototypes} prototypes: use more text, or lower head.prototypes."
         )
     return rows
 
@@ -138,8 +135,7 @@ def chosen_documents(corpus: Corpus, count: int | None) -> np.ndarray:
         return documents
     if count > len(documents):
         raise InputError(
-            f"data.documents is {count}, but the corpus {corpus.name!r} has only {len(documents)} "
-            "training documents. Use more text, or lower it."
+            f"data.documents is {count}, but the corpus {corpus.name!r} has {len(documents)}."
         )
     return np.sort(np.random.default_rng(0).permutation(documents)[:count])
 
@@ -159,23 +155,13 @@ def build_backbone(recipe: Recipe, corpus: Corpus, sharding: Sharding | None = N
     """Build the decoder of a recipe, with random weights from its seed; on meta to be sharded."""
     vocab_size = len(corpus.tokenizer)
     config = build_config(dict(recipe.model), vocab_size, corpus.eos_token_id)
-    if getattr(config, "vocab_size", vocab_size) < vocab_size:
-        raise InputError(
-            f"the corpus {corpus.name!r} has {vocab_size} tokens, but the model only "
-            f"{config.vocab_size}. Build the corpus with this model's tokenizer."
-        )
     torch.manual_seed(recipe.seed)
     model = build_model(config) if sharding is None else sharding.build(lambda: build_model(config))
     has_noise = isinstance(model, SignalNoiseForCausalLM)
-    if recipe.noise_weight is not None and not has_noise:
+    if (recipe.noise_weight is not None) > has_noise or "noise_weight" in recipe.model:
         raise InputError(
-            f"the recipe sets noise_weight, but a model of type {config.model_type!r} has no noise "
-            "heads. Leave it out, or train a model of type 'prismlm_signal_noise'."
-        )
-    if has_noise and "noise_weight" in recipe.model:
-        raise InputError(
-            "the recipe sets model.noise_weight, but training sets λ before each step. For a "
-            "constant λ, set noise_weight.initial and noise_weight.final to the same value."
+            "noise_weight is a section of its own in a recipe, and for models of type "
+            f"'prismlm_signal_noise' alone; this one is of type {config.model_type!r}."
         )
     add_dropout(model, recipe.dropout)
     return model
@@ -195,11 +181,9 @@ def add_dropout(decoder: Any, rate: float) -> None:
         return
     family = decoder.config.model_type
     if family not in DROPOUT_MODULES:
-        keys = ", ".join(f"model.{k}" for k in sorted(decoder.config.to_dict()) if "drop" in k)
         raise InputError(
-            f"the recipe sets dropout to {rate:g}, which is available for models of type "
-            f"{', '.join(DROPOUT_MODULES)}, not {family!r}. Leave it out."
-            + (f" This model's own settings are {keys}." if keys else "")
+            f"the recipe sets dropout, which is for models of type {', '.join(DROPOUT_MODULES)}, "
+            f"not {family!r}: leave it out, or use the model's own settings."
         )
 
     def drop_output(module: nn.Module, inputs: Any, output: Any) -> Any:
@@ -378,10 +362,8 @@ def device_of(recipe: Recipe) -> str:
             return "cuda"
         return "mps" if torch.backends.mps.is_available() else "cpu"
     if recipe.device == "cuda" and not torch.cuda.is_available():
-        build = "" if torch.version.cuda else f" (torch {torch.__version__} is built without CUDA)"
         raise InputError(
-            f"the recipe's device is cuda, but torch finds no CUDA GPU{build}. Use a machine with "
-            "one, or train on the CPU with --set device=cpu."
+            "the recipe's device is cuda, but torch finds no CUDA GPU: use --set device=cpu."
         )
     return recipe.device
 

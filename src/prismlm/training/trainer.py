@@ -57,8 +57,6 @@ SCHEDULES = {
     "linear": "linear",
     "constant": "constant_with_warmup",
 }
-# Figures that progress shows, and their labels.
-SHOWN = {"ce": "CE", "eval_prototype_only_ce": "prototype-only"}
 
 
 class PrismTrainer(Trainer, TrainerCallback):
@@ -95,7 +93,6 @@ class PrismTrainer(Trainer, TrainerCallback):
         self.bf16_autocast = uses_bf16(recipe.precision, device)
         # By name, each loss of a micro-batch and the fraction of the step's labels that it is of.
         self._losses = defaultdict[str, list[Tensor]](list)
-        self._notes: dict[str, str] = {}
         self._tokens = torch.zeros((), dtype=torch.int64)
         self._head_norm: Tensor | None = None
         self.checkpoints = directory / CHECKPOINTS
@@ -185,8 +182,6 @@ class PrismTrainer(Trainer, TrainerCallback):
         """Publish a checkpoint that has been written, show progress, and say what comes next."""
         self.finish_checkpoint(wait=False)
         recipe, step, control = self.prepared.recipe, self.state.global_step, self.control
-        self._notes["step"] = f"step {step}/{recipe.steps}"
-        self.task.note(" · ".join(self._notes.values()))
         self.task.advance(recipe.positions_per_step * parallel.world_size())
         every = recipe.evaluation.every
         control.should_evaluate = bool(every) and step % every == 0 and step < recipe.steps
@@ -283,7 +278,7 @@ class PrismTrainer(Trainer, TrainerCallback):
             if self.model.uncertainty is not None:
                 logs["uncertainty_codes_seen"] = self._codes_seen()
             logs["tokens"] = self.tokens_seen()
-        self._notes |= {key: f"{SHOWN[key]} {logs[key]:.2f}" for key in SHOWN if key in logs}
+            self.task.note(f"step {self.state.global_step} · CE {logs['ce']:.2f}")
         super().log(logs, start_time)
 
     def _codes_seen(self) -> int:
@@ -310,10 +305,8 @@ class PrismTrainer(Trainer, TrainerCallback):
         """Return the error for a figure that is not finite, with the last good checkpoint."""
         return DivergenceError(
             f"training diverged by step {self.state.global_step}: {cause} "
-            f"{last_good(self.checkpoints)} --resume continues from there, but will diverge again "
-            "unless the cause was external. Otherwise train into another out with a lower "
-            "optimizer.learning_rate or optimizer.head_learning_rate, smaller loss weights, or "
-            "precision: float32."
+            f"{last_good(self.checkpoints)} Train into another out with a lower "
+            "optimizer.learning_rate or optimizer.head_learning_rate, or precision: float32."
         )
 
     def check_weights(self) -> None:
@@ -342,10 +335,8 @@ class PrismTrainer(Trainer, TrainerCallback):
         # Every process writes its random generators.
         parallel.barrier()
         if parallel.is_main():
-            target = self.checkpoints / f"checkpoint-{step}"
-            if target.exists():
-                discard(target)
-            os.rename(self.checkpoints / SAVING / target.name, target)
+            name = f"checkpoint-{step}"
+            os.rename(self.checkpoints / SAVING / name, self.checkpoints / name)
             for old in list_checkpoints(self.checkpoints)[: -self.prepared.recipe.checkpoint.keep]:
                 discard(old)
         remove_unfinished(self.checkpoints)
@@ -372,17 +363,16 @@ class PrismTrainer(Trainer, TrainerCallback):
 
     def save_model(self, output_dir: str | None = None, _internal_call: bool = False) -> None:
         """Write the model for a checkpoint; every process has to call."""
-        directory = self.checkpoints if output_dir is None else Path(output_dir)
-        tokens = self.tokens_seen()
-        state: dict[str, Any] = {"head_placed": self.model.initialised, "tokens": tokens}
+        directory = Path(output_dir or self.checkpoints)
+        state: dict[str, Any] = {"head_placed": self.model.initialised}
+        state["tokens"] = self.tokens_seen()
         if not self._writes_shards:
             self.write_model(directory, self.provenance())
             state["head"] = self.model.prototype_head.state_dict()
         else:
-            assert self.optimizer is not None
-            scheduler: Any = self.lr_scheduler
+            optimizer, scheduler = self._schedule()
             # The shards have the rest.
-            state["optimizer_groups"] = self.optimizer.state_dict()["param_groups"]
+            state["optimizer_groups"] = optimizer.state_dict()["param_groups"]
             state["scheduler"] = scheduler.state_dict()
         if self._previous is not None and self._previous.codes is not None:
             state["codes"] = parallel.concatenate(self._previous.codes)
@@ -418,32 +408,30 @@ class PrismTrainer(Trainer, TrainerCallback):
                 head = self.model.prototype_head
                 save_sidecar(directory, Sidecar(head, logit_map, base, provenance))
 
+    def _schedule(self) -> tuple[Any, Any]:
+        return self.optimizer, self.lr_scheduler
+
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
         if not self._writes_shards:
             super()._save_optimizer_and_scheduler(output_dir)
             return
-        assert self.optimizer is not None
-        future = parallel.save_shards(
-            Path(output_dir) / SHARDS,
-            self.model,
-            self.optimizer,
-            background=self.prepared.recipe.checkpoint.asynchronous,
-            group=self._writers,
-        )
+        background = self.prepared.recipe.checkpoint.asynchronous
+        how: dict[str, Any] = {"background": background, "group": self._writers}
+        shards, optimizer = Path(output_dir) / SHARDS, self._schedule()[0]
+        future = parallel.save_shards(shards, self.model, optimizer, **how)
         self._writing = None if future is None else (future, self.state.global_step)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
         if checkpoint is None or not (Path(checkpoint) / SHARDS).is_dir():
             super()._load_optimizer_and_scheduler(checkpoint)
             return
-        assert self.optimizer is not None
-        scheduler: Any = self.lr_scheduler
+        optimizer, scheduler = self._schedule()
         with resumable(Path(checkpoint)):
             saved = torch.load(Path(checkpoint) / STATE_FILE, weights_only=True)
-            parameters = (p for group in self.optimizer.param_groups for p in group["params"])
+            parameters = (p for group in optimizer.param_groups for p in group["params"])
             state = parallel.load_optimizer(Path(checkpoint) / SHARDS, parameters)
             groups = saved["optimizer_groups"]
-            self.optimizer.load_state_dict({"state": state, "param_groups": groups})
+            optimizer.load_state_dict({"state": state, "param_groups": groups})
             scheduler.load_state_dict(saved["scheduler"])
 
     def load_finished(self, checkpoint: Path) -> None:
@@ -570,11 +558,11 @@ def last_good(directory: Path) -> str:
 
 def guard_writing(what: str, checkpoints: Path) -> AbstractContextManager[None]:
     """Turn a write error, such as a full disk, into an error that names the last checkpoint."""
-    way_out = "Make room, then resume with --resume."
-    directory = checkpoints.parent
-    return room_to_write(
-        f"{what} in {directory}", directory, lambda: f"{last_good(checkpoints)} {way_out}"
-    )
+
+    def way_out() -> str:
+        return f"{last_good(checkpoints)} Make room, then resume with --resume."
+
+    return room_to_write(f"{what} in {checkpoints.parent}", checkpoints.parent, way_out)
 
 
 def write_history(out: Path, history: list[dict[str, Any]]) -> None:

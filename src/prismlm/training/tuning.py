@@ -17,7 +17,7 @@ from transformers import PreTrainedModel
 
 from prismlm.corpus.store import Corpus
 from prismlm.corpus.windows import IGNORED, PackedDataset, pack
-from prismlm.errors import InputError, PrismError, check_number
+from prismlm.errors import InputError, PrismError
 from prismlm.files import WAY_OUT, atomic_directory, room_to_write, share, write_json
 from prismlm.lens.opened_model import OpenedModel
 from prismlm.models.base import adapter_updates, find_base, merge_adapter
@@ -52,8 +52,7 @@ class TuningOptions:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        kind = type(self).__name__.removesuffix("Options").lower()
-        check_options(self, f"{kind} ", may_be_zero=("seed",))
+        check_options(self)
 
 
 @dataclass(frozen=True)
@@ -66,10 +65,6 @@ class LoraOptions(TuningOptions):
     blocks: float = 1 / 3
     # Tokens per row, by default the window. Short texts, such as chats, train faster in short rows.
     length: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check_number("lora blocks", self.blocks, "a fraction of at most 1", lambda x: x <= 1)
 
 
 @dataclass(frozen=True)
@@ -273,7 +268,7 @@ def train_without(
     A model of ``prismlm train`` is trained by its recipe, to its head's last step; one of ``prismlm
     attach --lora`` has its adapter taken out, and another trained on the remaining documents. Seed
     and settings are the same, and rows are packed anew. InputError if the directory does not say
-    how it was trained, or on a corpus that is not there.
+    how it was trained, or its corpus is missing or not that of the lens.
     """
     provenance = load_sidecar(lm.path).provenance or {}
     attached: dict[str, Any] = provenance.get("attached") or {}
@@ -285,12 +280,8 @@ def train_without(
         )
     read: dict[str, str] = attached.get("read") or provenance.get("corpus") or {}
     lens, left_out = lm.lens_for("document to leave out"), set(doc_ids)
-    if (corpus := lens.corpus) is None:
-        raise InputError(
-            f"to train again, the corpus of the lens {lens.name} is needed, and {lens.corpus_path} "
-            "is missing or was changed: say where it is with --corpus DIR."
-        )
-    if read.get("fingerprint") != lens.meta.corpus:
+    corpus = lens.corpus_for("training again")
+    if read.get("fingerprint") != corpus.fingerprint:
         raise InputError(
             f"the lens {lens.name} is of another corpus than {lm.path} was trained on: choose the "
             "lens of its training text with --lens."
@@ -317,30 +308,23 @@ def train_without(
 
 @torch.no_grad()
 def untaught(lm: OpenedModel) -> PreTrainedModel:
-    """Return another copy of the model, with its adapter taken out.
+    """Return the model before its fine-tuning: the adapter is subtracted from float32 weights.
 
     Weights in half precision do not say what they were before: they are read from the base.
     """
-    model, base = read_checkpoint(lm.path, device=lm.model.device.type)[0], None
-    named, reason = load_sidecar(lm.path).base, ""
+    device = lm.model.device.type
+    model, base = read_checkpoint(lm.path, device=device)[0], load_sidecar(lm.path).base
     if any(weight.dtype.itemsize < 4 for weight in model.parameters()):
         try:
-            base = read_checkpoint(find_base(named.name, named.revision).path)[0]
-            load_sidecar(lm.path, base)
+            model = read_checkpoint(find_base(base.name, base.revision).path, device=device)[0]
+            load_sidecar(lm.path, model)
         except PrismError as error:
-            reason = str(error).rstrip(".")
-    for name, update in () if reason else adapter_updates(model, lm.path / ADAPTER):
+            raise InputError(
+                f"an adapter cannot be taken out of {lm.path}, which is in half precision, and "
+                f"its base {base.name} cannot be used instead: {error}"
+            ) from error
+        return model
+    for name, update in adapter_updates(model, lm.path / ADAPTER):
         weight = model.get_parameter(name)
-        before = weight.double() - update
-        if base is not None:
-            before = base.get_parameter(name).to(weight.device)
-            if not torch.equal((before.double() + update).to(weight.dtype), weight):
-                reason = f"with the adapter, {name} is not that of the model"
-        weight.copy_(before)
-    if reason:
-        raise InputError(
-            f"the weights of {lm.path} are in half precision, from which its adapter cannot be "
-            f"taken out: expected the checkpoint {named.name} that was fine-tuned, but {reason}. "
-            "Put it back there, or leave out --retrain for the estimates."
-        )
+        weight.copy_(weight.double() - update)
     return model
