@@ -110,21 +110,9 @@ def test_it_explains_and_records_its_base(attached, base, corpus):
 
 FLOAT32 = {"lora": LoraOptions(0.2, batch=4, rank=2), "precision": "float32", "states_gb": 4e-4}
 TABLE = {"uncertainty": TableOptions(0.2, batch=4)}
-# Options of an attachment: as they are, with weights in shards, with a table.
-FAST = {"head": {}, "sharded": FLOAT32 | {"device": "balanced"}}
-SLOW = {"float32": FLOAT32 | TABLE}
+CASES = {"tuned": FLOAT32 | TABLE, "sharded": FLOAT32 | {"device": "balanced"}}
 # Rows of a step: of one, the second process has none, and of 33 fewer passes.
 BATCHES = (1, 33)
-
-
-def launch(base, corpus, directory, cases, batches=()):
-    """Attach and fine-tune in one start of two processes; return what each found."""
-    attached = {
-        name: (str(base), [corpus], directory / name, replace(OPTIONS, **options))
-        for name, options in cases.items()
-    }
-    tuning = {batch: (*tuning_job(base, corpus, batch), "cpu") for batch in batches}
-    return spread(directory, {"attach": attached, "tuning": tuning})
 
 
 def tuning_job(base, corpus, batch):
@@ -133,20 +121,22 @@ def tuning_job(base, corpus, batch):
 
 @pytest.fixture(scope="module")
 def launched(base, corpus, tmp_path_factory):
+    """Attach and fine-tune in one start of two processes; return what each found."""
     directory = tmp_path_factory.mktemp("two")
-    return directory, launch(base, corpus, directory, FAST, BATCHES)
+    attached = {
+        name: (str(base), [corpus], directory / name, replace(OPTIONS, **options))
+        for name, options in CASES.items()
+    }
+    tuning = {batch: (*tuning_job(base, corpus, batch), "cpu") for batch in BATCHES}
+    return directory, spread(directory, {"attach": attached, "tuning": tuning})
 
 
-@pytest.mark.parametrize("name", [*FAST, *(pytest.param(n, marks=pytest.mark.slow) for n in SLOW)])
-def test_two_processes_attach_the_head_of_one(attached, base, corpus, launched, tmp_path, name):
+@pytest.mark.parametrize("name", CASES)
+def test_two_processes_attach_the_head_of_one(base, corpus, launched, tmp_path, name):
     """Each reads some of the states, and takes half of every step."""
-    changes = (FAST | SLOW)[name]
-    if name in SLOW:
-        launch(base, corpus, tmp_path, SLOW)
-    one, two = attached.directory, (tmp_path if name in SLOW else launched[0]) / name
-    if changes:
-        here = replace(OPTIONS, **changes | {"device": "auto"})
-        one = attach(str(base), [corpus], tmp_path / "one", here).directory
+    here = replace(OPTIONS, **CASES[name] | {"device": "auto"})
+    one = attach(str(base), [corpus], tmp_path / "one", here).directory
+    two = launched[0] / name
     assert {path.name for path in two.iterdir()} == {path.name for path in one.iterdir()}
     for path in (*one.glob("*.safetensors"), *one.glob("adapter/*.safetensors")):
         ours, theirs = load_file(two / path.relative_to(one)), load_file(path)
@@ -178,15 +168,6 @@ def test_processes_that_share_the_base_take_the_steps_of_one(base, corpus, launc
             torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
 
 
-@pytest.fixture(scope="module")
-def texts(tmp_path_factory):
-    texts = tmp_path_factory.mktemp("files") / "texts"
-    texts.mkdir()
-    for number in range(80):
-        (texts / f"{number}.txt").write_text(f"The story of house number {number}. " * 8)
-    return texts
-
-
 def test_a_part_of_a_lens_by_another_number_of_processes_is_discarded(
     attached, base, corpus, tmp_path
 ):
@@ -207,8 +188,11 @@ def test_the_same_command_returns_the_result_and_other_settings_are_refused(base
         attach(str(base), [corpus], attached.directory, replace(OPTIONS, window=32))
 
 
-def test_texts_become_a_corpus_which_may_be_smaller_than_the_prototypes(base, texts, tmp_path):
-    many, out = AttachOptions(fit=FitOptions(prototypes=10**7), window=64), tmp_path / "model"
+def test_texts_become_a_corpus_which_may_be_smaller_than_the_prototypes(base, tmp_path):
+    (texts := tmp_path / "texts").mkdir()
+    for number in range(80):
+        (texts / f"{number}.txt").write_text(f"The story of house number {number}. " * 8)
+    many, out = replace(OPTIONS, fit=FitOptions(prototypes=10**7), window=32), tmp_path / "model"
     with pytest.raises(InputError, match="fewer than the 10,000,000 prototypes"):
         attach(str(base), [texts], out, many)
     # What the message advises is then possible in the same place; without a number, one that fits.

@@ -96,6 +96,13 @@ def test_an_adapter_is_taken_out_of_bfloat16_by_the_base(tuned, tmp_path):
     shutil.rmtree(base)
     with pytest.raises(InputError, match=r"in half precision, .*base is neither "):
         untaught(lm)
+    shutil.copytree(tuned.path.parent / "base", base)
+    other = read_checkpoint(base)[0].bfloat16()
+    with torch.no_grad():
+        other.model.layers[0].self_attn.q_proj.weight.mul_(2)
+    other.save_pretrained(base)
+    with pytest.raises(InputError, match="is not that of the model"):
+        untaught(lm)
 
 
 def test_a_corpus_without_documents_has_them_in_no_split(tiny_corpus):

@@ -215,19 +215,20 @@ def _begin(
     Until a part is finished, rejected options can be corrected.
     """
     model = str(base.path.resolve()) if base.revision is None else base.name
-    settings = {"model": model, "revision": base.revision}
-    settings["corpus"] = [str(Path(path).resolve()) for path in corpus]
+    inputs = {"model": model, "revision": base.revision}
+    inputs["corpus"] = [str(Path(path).resolve()) for path in corpus]
     used = {k: v for k, v in flat(asdict(options)).items() if k not in FREE_TO_CHANGE}
+    settings = inputs | used
     if (out / ATTACH_FILE).is_file():
         before = read_note(out / ATTACH_FILE, out)
         parts = (ADAPTER, EFFECT_FILE, META_FILE, f"{WORK}/{STATES}/{scan.META_FILE}")
         if not any((out / part).exists() for part in parts):
-            before |= used
+            before = {name: before.get(name) for name in inputs} | used
         way_out = "Restore these settings, or choose another --out."
-        check_same(f"{out} was begun with other settings", before, settings | used, way_out)
+        check_same(f"{out} was begun with other settings", before, settings, way_out)
     if not (out / ADAPTER).exists():
         _check_lora(options)
-    keep_json(out / ATTACH_FILE, settings | used)
+    keep_json(out / ATTACH_FILE, settings)
 
 
 def _check_lora(options: AttachOptions) -> None:

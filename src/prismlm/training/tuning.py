@@ -316,8 +316,14 @@ def untaught(lm: OpenedModel) -> PreTrainedModel:
     model, base = read_checkpoint(lm.path, device=device)[0], load_sidecar(lm.path).base
     if any(weight.dtype.itemsize < 4 for weight in model.parameters()):
         try:
-            model = read_checkpoint(find_base(base.name, base.revision).path, device=device)[0]
+            taught, path = model, find_base(base.name, base.revision).path
+            model = read_checkpoint(path, device=device)[0]
             load_sidecar(lm.path, model)
+            for name, update in adapter_updates(model, lm.path / ADAPTER):
+                weight = model.get_parameter(name)
+                merged = (weight.double() + update).to(weight.dtype)
+                if not torch.equal(merged, taught.get_parameter(name)):
+                    raise InputError(f"with the adapter, {name} is not that of the model.")
         except PrismError as error:
             raise InputError(
                 f"an adapter cannot be taken out of {lm.path}, which is in half precision, and "
