@@ -128,10 +128,10 @@ def test_the_rate_rises_and_falls_as_the_recipe_says(settings, tmp_path, optimiz
 
 
 def test_settings_of_a_head_do_not_bind_a_model_without_one(settings):
-    head = {"prototypes": 10**5, "initialise_at_step": 5}
-    with pytest.raises(InputError, match="fewer than the 100000 prototypes"):
+    head = {"prototypes": 10**7, "initialise_at_step": 5}
+    with pytest.raises(InputError, match="fewer than the 10000000 prototypes"):
         prepare(build_recipe(settings | {"head": head}))
-    head |= {"initialise_at_step": 10**6, "enabled": False}
+    head |= {"prototypes": 10**5, "initialise_at_step": 10**6, "enabled": False}
     assert prepare(build_recipe(settings | {"head": head})).recipe.steps == settings["steps"]
 
 
