@@ -162,25 +162,3 @@ def test_a_stopped_run_is_resumed_with_its_table_and_codes(fed_back, tmp_path, s
     resumed = train(recipe, resume=True)
     for ours, theirs in zip(files(resumed), files(straight), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
-
-
-def test_beside_a_head_the_decoder_is_that_without_one(fed_back, tmp_path):
-    plain = train(build_recipe(fed_back | {"out": str(tmp_path / "plain")}))
-    fed_back["head"] |= {"enabled": True, "detach": True}
-    headed = train(build_recipe(fed_back))
-    for ours, theirs in zip(files(headed), files(plain), strict=True):
-        assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
-    lm = prismlm.load(headed.directory)
-    for text, new in (("The river", 3), ("The river and the old man went", 0)):
-        steps = list(lm.explain(text, generate=new))
-        ids = torch.tensor([[step.token_id for step in steps]])
-        with torch.no_grad():
-            whole = lm.model(ids, use_cache=False).uncertainty_codes[0]
-        prompt = len(lm.tokenizer(text).input_ids)
-        expected = [None if code < 0 else code / 63 for code in whole.tolist()]
-        found = [step.uncertainty for step in steps]
-        assert found[:prompt] == pytest.approx(expected[:prompt])
-        assert found[0] is None
-        # Of what is generated, the code of the prediction before it.
-        assert all(0 < share <= 1 for share in found[1:])
-        assert steps[-1].to_dict()["uncertainty"] == found[-1]

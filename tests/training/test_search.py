@@ -205,14 +205,6 @@ def test_values_that_do_not_go_together_fail_their_trial_alone(toy):
     assert failed == {4: False, 100_000: True}
 
 
-def test_a_recipe_that_no_trial_could_train_is_refused(toy):
-    data = toy.get("data", {}) | {"documents": 10**6}
-    recipe = build_recipe(with_search(toy | {"data": data}, sampler="random"))
-    with pytest.raises(InputError, match=r"data\.documents is 1000000"):
-        search(recipe)
-    assert not recipe.out.exists()
-
-
 def test_a_missing_package_names_the_extra(toy, monkeypatch):
     monkeypatch.setattr("prismlm.training.search.importlib.util.find_spec", lambda _: None)
     with pytest.raises(InputError, match=r"needs optuna: pip install 'prismlm\[search\]'"):
