@@ -268,7 +268,7 @@ def test_many_passes_over_few_documents_are_warned_of_at_the_start(settings):
         train(build_recipe(settings | {"steps": 60}), on_warning=stop)
     warning = str(stopped.value)
     assert warning.startswith("6 passes over 5 documents: beyond 4, ")
-    # 38 rows of 4: that many steps of 4 rows are four passes.
+    # Four passes over 38 rows, of which a step takes four.
     assert warning.endswith("(--set steps=38).")
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import shutil
 import statistics
@@ -144,13 +143,15 @@ def search(
 
 def check_search(recipe: Recipe, *, resume: bool) -> None:
     """Check that a recipe can be searched, by what is installed, and that ``out`` can be used."""
-    out, sampler = recipe.out, recipe.search.sampler
-    for package in ("optuna", *(["botorch", "optuna_integration"] if sampler == "botorch" else [])):
-        if importlib.util.find_spec(package) is None:
-            raise InputError(
-                f"a search with the sampler {sampler!r} needs {package}: pip install "
-                "'prismlm[search]'."
-            )
+    out = recipe.out
+    try:
+        import optuna  # noqa: F401
+
+        if recipe.search.sampler == "botorch":
+            import botorch  # noqa: F401
+            import optuna_integration.botorch  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise InputError(f"{error}: install the extra, pip install 'prismlm[search]'.") from error
     check_space(recipe)
     if (out / SEARCH / RESULTS_FILE).is_file():
         if not resume:
