@@ -46,22 +46,17 @@ class Section(BaseModel):
 class HeadRecipe(Section):
     """The prototype head."""
 
-    prototypes: PositiveInt = 2048
-    """K, the number of prototypes"""
-    prototypes_per_token: PositiveInt = 16
-    """k, the number of prototypes per token; k ≤ K"""
-    scale: PositiveFloat = 1.0
-    """initial τ, the factor on cosines"""
-    initialise_at_step: int | None = Field(default=None, ge=0)
-    """the step before which prototypes are initialised; by default half of the steps"""
+    prototypes: PositiveInt = 2048  # K, the number of prototypes
+    prototypes_per_token: PositiveInt = 16  # k, the number of prototypes per token; k ≤ K
+    scale: PositiveFloat = 1.0  # initial τ, the factor on cosines
+    initialise_at_step: int | None = Field(default=None, ge=0)  # by default half of the steps
+    # from hidden states, from cluster centres of hidden states, or at random
     initialise: Literal["states", "kmeans", "random"] = "kmeans"
-    """from hidden states, from cluster centres of hidden states, or at random"""
-    enabled: bool = True
-    """false trains the model without a head, for comparison"""
-    detach: bool = True
-    """keep the gradients of the head out of the model"""
-    position_share: float = Field(default=0.25, gt=0, le=1)
-    """fraction of the positions that the head is trained on in each step"""
+    enabled: bool = True  # false trains the model without a head, for comparison
+    detach: bool = True  # keep the gradients of the head out of the model
+    position_share: float = Field(
+        default=0.25, gt=0, le=1
+    )  # of a step, that the head is trained on
 
     @model_validator(mode="after")
     def _fits(self) -> HeadRecipe:
@@ -76,41 +71,32 @@ class HeadRecipe(Section):
 class LossWeights(Section):
     """Weights of the head's losses, which are added to the cross-entropy."""
 
-    prototype_pull: NonNegativeFloat = 0.01
-    """weight of R1, which pulls every prototype to its nearest state"""
-    point_pull: NonNegativeFloat = 0.01
-    """weight of R2, which pulls every state to its nearest prototype"""
-    residual: NonNegativeFloat = 1.0
-    """weight of RES, ‖z − ẑ‖²"""
-    diversity: NonNegativeFloat = 0.0
-    """weight of DIV, the mean squared cosine between prototypes"""
-    prototype_only_ce: NonNegativeFloat = 0.0
-    """weight of the cross-entropy of the prediction from ẑ alone"""
-    prototype_only_kl: NonNegativeFloat = 1.0
-    """weight of KL(model ‖ prediction from ẑ alone), which has no label noise"""
+    prototype_pull: NonNegativeFloat = 0.01  # R1, which pulls every prototype to its nearest state
+    point_pull: NonNegativeFloat = 0.01  # R2, which pulls every state to its nearest prototype
+    residual: NonNegativeFloat = 1.0  # RES, ‖z − ẑ‖²
+    diversity: NonNegativeFloat = 0.0  # DIV, the mean squared cosine between prototypes
+    prototype_only_ce: NonNegativeFloat = 0.0  # cross-entropy of the prediction from ẑ alone
+    prototype_only_kl: NonNegativeFloat = 1.0  # KL(model ‖ prediction from ẑ alone)
 
 
 class LossRecipe(LossWeights):
     """Losses of the head, whose weights rise linearly from the initialisation to ``warmup``."""
 
+    # vocabulary sample for this KL: three quarters are the most frequent tokens of the corpus, the
+    # rest is redrawn in each step; the whole vocabulary if it is no larger
     kl_tokens: int = Field(default=1024, ge=4)
-    """vocabulary sample for this KL: three quarters are the most frequent tokens of the corpus, the
-    rest is redrawn in each step; the whole vocabulary if it is no larger"""
-    residual_reduction: Literal["mean", "sum"] = "mean"
-    """whether RES averages or sums over the elements of a state"""
-    warmup: Fraction = 0.0
-    """fraction of the steps after which weights are full; 0 for full weights at once"""
+    residual_reduction: Literal["mean", "sum"] = "mean"  # of RES, over the elements of a state
+    warmup: Fraction = 0.0  # fraction of the steps after which weights are full
 
 
 class DataRecipe(Section):
     """How text becomes training rows."""
 
-    length: int = Field(default=256, ge=2)
-    """tokens per training row"""
+    length: int = Field(default=256, ge=2)  # tokens per training row
+    # packed: documents share rows; padded: one per row; auto: packed if the model allows it
     packing: Literal["auto", "packed", "padded"] = "auto"
-    """packed: documents share rows; padded: one per row; auto: packed if the model allows it"""
+    # number of training documents to use, the same subset for every seed; by default all
     documents: PositiveInt | None = None
-    """number of training documents to use, the same subset for every seed; by default all"""
 
 
 class OptimizerRecipe(Section):
@@ -119,29 +105,21 @@ class OptimizerRecipe(Section):
     Vectors (norms, biases, temperatures, channel decays) have no weight decay.
     """
 
-    learning_rate: PositiveFloat = 0.001
-    """peak learning rate of the model"""
+    learning_rate: PositiveFloat = 0.001  # peak learning rate of the model
+    # row length that learning_rate is for; it is scaled by √(data.length / this length)
     learning_rate_length: PositiveInt | None = None
-    """row length that learning_rate is for; it is scaled by √(data.length / this length)"""
-    head_learning_rate: PositiveFloat = 0.1
-    """peak learning rate of prototypes and scale"""
-    weight_decay: NonNegativeFloat = 0.1
-    """weight decay of the model's matrices"""
+    head_learning_rate: PositiveFloat = 0.1  # peak learning rate of prototypes and scale
+    weight_decay: NonNegativeFloat = 0.1  # weight decay of the model's matrices
+    # matrices without weight decay: embeddings (and a tied output embedding), prototypes of mixers,
+    # and the matrices that decays are computed from
     weight_decay_exempt: Annotated[tuple[Exempt, ...], Field(strict=False)] = EXEMPT
-    """matrices without weight decay: embeddings (and a tied output embedding), prototypes of
-    mixers, and the matrices that decays are computed from"""
-    warmup: Fraction = 0.05
-    """fraction of the steps over which the learning rate rises"""
-    schedule: Literal["cosine", "linear", "constant"] = "cosine"
-    """learning-rate schedule after the warm-up: cosine, linear or constant"""
-    final_learning_rate_share: Fraction = 0.0
-    """final learning rate of a cosine schedule, as a fraction of the peak"""
+    warmup: Fraction = 0.05  # fraction of the steps over which the learning rate rises
+    schedule: Literal["cosine", "linear", "constant"] = "cosine"  # after the warm-up
+    final_learning_rate_share: Fraction = 0.0  # of the peak, where a cosine ends
+    # decay rates of AdamW's two moments
     betas: Annotated[tuple[Beta, Beta], Field(strict=False)] = (0.9, 0.95)
-    """decay rates of AdamW's two moments"""
-    max_grad_norm: PositiveFloat = 1.0
-    """maximum gradient norm of the model"""
-    head_max_grad_norm: PositiveFloat = 1.0
-    """maximum gradient norm of the head"""
+    max_grad_norm: PositiveFloat = 1.0  # maximum gradient norm of the model
+    head_max_grad_norm: PositiveFloat = 1.0  # maximum gradient norm of the head
 
     @model_validator(mode="after")
     def _has_a_floor(self) -> OptimizerRecipe:
@@ -155,34 +133,26 @@ class OptimizerRecipe(Section):
 class EvaluationRecipe(Section):
     """Evaluation on held-out text."""
 
-    every: NonNegativeInt = 200
-    """steps between evaluations; 0 for none"""
-    tokens: PositiveInt = 20000
-    """held-out tokens per evaluation during training"""
-    final_tokens: PositiveInt = 100000
-    """held-out tokens of the final evaluation"""
+    every: NonNegativeInt = 200  # steps between evaluations; 0 for none
+    tokens: PositiveInt = 20000  # held-out tokens per evaluation during training
+    final_tokens: PositiveInt = 100000  # held-out tokens of the final evaluation
 
 
 class CheckpointRecipe(Section):
     """Checkpoints to resume from: model directories, or shards with parallel: fsdp2 or hsdp."""
 
-    every: PositiveInt = 200
-    """steps between checkpoints"""
-    keep: PositiveInt = 2
-    """number of checkpoints to keep, the newest ones"""
-    asynchronous: bool = False
-    """write shards while training continues, from a copy of them in CPU memory"""
+    every: PositiveInt = 200  # steps between checkpoints
+    keep: PositiveInt = 2  # number of checkpoints to keep, the newest ones
+    asynchronous: bool = False  # write shards while training continues, from a copy in CPU memory
 
 
 class LoggingRecipe(Section):
     """Logging during training."""
 
-    every: PositiveInt = 10
-    """steps between log rows, with means of the losses and the last gradient norm"""
-    tensorboard: bool = True
-    """whether to write OUT/tensorboard"""
+    every: PositiveInt = 10  # steps between log rows, with means of the losses
+    tensorboard: bool = True  # whether to write OUT/tensorboard
+    # other trackers, configured beforehand: wandb, mlflow, trackio
     report_to: Annotated[tuple[Tracker, ...], Field(strict=False)] = ()
-    """other trackers, configured beforehand: wandb, mlflow, trackio"""
 
 
 class NoiseWeightRecipe(Section):
@@ -191,28 +161,23 @@ class NoiseWeightRecipe(Section):
     Two equal values keep it constant; two zeros disable the noise heads.
     """
 
-    initial: Fraction = 0.01
-    """λ in the first step"""
-    final: Fraction = 0.1
-    """λ in the last step"""
+    initial: Fraction = 0.01  # λ in the first step
+    final: Fraction = 0.1  # λ in the last step
 
 
 class UncertaintyFeedbackRecipe(Section):
     """Uncertainty feedback: the entropy of each prediction is fed back to the next input."""
 
-    enabled: bool = False
-    """whether to train with uncertainty feedback"""
-    levels: int = Field(default=65536, ge=2)
-    """number of uncertainty codes"""
+    enabled: bool = False  # whether to train with uncertainty feedback
+    levels: int = Field(default=65536, ge=2)  # number of uncertainty codes
+    # rows of the embedding table, interpolated between; null for one row per code
     rows: int | None = Field(default=64, ge=2)
-    """rows of the embedding table, interpolated between; null for one row per code"""
+    # initial standard deviation of the table; null for the model's initializer_range
     deviation: float | None = Field(default=0.0, ge=0, allow_inf_nan=False)
-    """initial standard deviation of the table; null for the model's initializer_range"""
-    passes: PositiveInt = 2
-    """forward passes per step; with 1, only the neutral code is fed back and its row trained"""
+    passes: PositiveInt = 2  # forward passes per step; with 1, only the neutral code is fed back
+    # own, or a control used in training only: shuffled (codes permuted over the batch) or
+    # previous_batch (as in the source's pseudo-code, with passes: 1)
     signal: Literal["own", "shuffled", "previous_batch"] = "own"
-    """own, or a control used in training only: shuffled (codes permuted over the batch) or
-    previous_batch (as in the source's pseudo-code, with passes: 1)"""
 
     @model_validator(mode="after")
     def _fits(self) -> UncertaintyFeedbackRecipe:
@@ -231,9 +196,7 @@ class Range(Section):
     @model_validator(mode="after")
     def _is_not_empty(self) -> Range:
         if self.low >= self.high or (self.log and self.low <= 0):
-            raise ValueError(
-                f"the range from {self.low} to {self.high} is empty, or has no logarithm"
-            )
+            raise ValueError(f"{self.low} to {self.high} is empty, or has no logarithm")
         return self
 
 
@@ -244,16 +207,14 @@ Dimension = Range | Annotated[tuple[Scalar, ...], Field(strict=False, min_length
 class SearchRecipe(Section):
     """A hyper-parameter search (``prismlm train RECIPE --search``); defaults as in ProtoT, §4."""
 
-    trials: PositiveInt = 50
-    """number of trials, including failed ones"""
-    startup_trials: NonNegativeInt = 15
-    """random trials before the sampler takes over"""
-    seeds: PositiveInt = 3
-    """runs per trial, with the seeds seed, seed + 1, …"""
+    trials: PositiveInt = 50  # number of trials, including failed ones
+    startup_trials: NonNegativeInt = 15  # random trials before the sampler takes over
+    seeds: PositiveInt = 3  # runs per trial, with the seeds seed, seed + 1, …
+    # Gaussian processes, tree-structured Parzen estimators, or random search
     sampler: Literal["botorch", "tpe", "random"] = "botorch"
-    """Gaussian processes, tree-structured Parzen estimators, or random search"""
+    # URL of a database of Optuna for the study, such as sqlite:///study.db; by default a file
     storage: str | None = None
-    """URL of a database of Optuna for the study, such as sqlite:///study.db; by default a file"""
+    # by recipe key: a list of choices, or a range (low, high and log)
     space: dict[str, Dimension] = Field(
         default={
             "batch_size": (32, 64, 128),
@@ -261,50 +222,35 @@ class SearchRecipe(Section):
         },
         min_length=1,
     )
-    """by recipe key: a list of choices, or a range (low, high and log)"""
 
 
 class Recipe(Section):
     """All settings of a training run; paths are relative to the current directory."""
 
-    corpus: RecipePath
-    """the corpus directory"""
-    out: RecipePath
-    """the model directory to write"""
-    seed: int = Field(default=0, ge=0, lt=2**32)
-    """random seed of weights, row order and prototypes"""
-    model: dict[str, Any]
-    """preset: NAME or model_type: NAME, and any keys of that configuration"""
+    corpus: RecipePath  # the corpus directory
+    out: RecipePath  # the model directory to write
+    seed: int = Field(default=0, ge=0, lt=2**32)  # random seed of weights, row order and prototypes
+    model: dict[str, Any]  # preset: NAME or model_type: NAME, and any keys of that configuration
     head: HeadRecipe = HeadRecipe()
     losses: LossRecipe = LossRecipe()
     data: DataRecipe = DataRecipe()
     optimizer: OptimizerRecipe = OptimizerRecipe()
-    noise_weight: NoiseWeightRecipe | None = None
-    """λ of signal/noise attention; by default from 0.01 to 0.1"""
+    noise_weight: NoiseWeightRecipe | None = None  # λ of signal/noise attention
     uncertainty_feedback: UncertaintyFeedbackRecipe = UncertaintyFeedbackRecipe()
+    # dropout of Llama-like and Mamba models; prismlm's own models have model.dropout
     dropout: float = Field(default=0.0, ge=0, lt=1)
-    """dropout of Llama-like and Mamba models; prismlm's own models have model.dropout"""
-    steps: NonNegativeInt = 0
-    """optimizer steps; set either steps or epochs"""
-    epochs: PositiveInt | None = None
-    """passes over the training rows, instead of steps"""
-    batch_size: PositiveInt = 8
-    """rows per micro-batch and process"""
-    gradient_accumulation: PositiveInt = 1
-    """micro-batches per step and process"""
-    precision: Literal["auto", "float32", "bf16"] = "auto"
-    """auto, float32 or bf16; auto is bf16 autocast on hardware where it is fast"""
+    steps: NonNegativeInt = 0  # optimizer steps; set either steps or epochs
+    epochs: PositiveInt | None = None  # passes over the training rows, instead of steps
+    batch_size: PositiveInt = 8  # rows per micro-batch and process
+    gradient_accumulation: PositiveInt = 1  # micro-batches per step and process
+    precision: Literal["auto", "float32", "bf16"] = "auto"  # auto is bf16 autocast where it is fast
+    # how several processes train one model: auto (ddp), ddp, fsdp2 (sharded), or hsdp (sharded
+    # within groups of processes, each of which has a copy)
     parallel: Literal["auto", "ddp", "fsdp2", "hsdp"] = "auto"
-    """how several processes train one model: auto (ddp), ddp, fsdp2 (sharded), or hsdp (sharded
-    within groups of processes, each of which has a copy)"""
-    shard_processes: PositiveInt | None = None
-    """processes of a group of hsdp; by default those of a machine"""
-    gradient_checkpointing: bool = False
-    """recompute activations in the backward pass to save memory"""
-    compile: bool = False
-    """compile the model's blocks"""
-    device: Literal["auto", "cpu", "cuda"] = "auto"
-    """auto, cpu or cuda; auto is a GPU if there is one"""
+    shard_processes: PositiveInt | None = None  # of a group of hsdp; by default of a machine
+    gradient_checkpointing: bool = False  # recompute activations in the backward pass
+    compile: bool = False  # compile the model's blocks
+    device: Literal["auto", "cpu", "cuda"] = "auto"  # auto is a GPU if there is one
     evaluation: EvaluationRecipe = EvaluationRecipe()
     checkpoint: CheckpointRecipe = CheckpointRecipe()
     logging: LoggingRecipe = LoggingRecipe()
