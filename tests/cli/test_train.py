@@ -14,9 +14,7 @@ def test_an_estimate_writes_nothing(document, tiny_model, tiny_corpus, tmp_path)
     arguments = ("--corpus", tiny_corpus, "--out", out, *SMALL, "--dry-run")
     estimate = document("attach", tiny_model, *arguments)
     assert estimate["tokens"] == estimate["states"] == prismlm.load(tiny_model).lens.meta.tokens
-    parts = [estimate[f"{name}_seconds"] for name in ("read", "fit", "lens")]
-    assert estimate["seconds"] == pytest.approx(sum(parts))
-    assert min(parts) > 0
+    assert estimate["seconds"] > 0
     assert not out.exists()
 
 
@@ -40,7 +38,11 @@ def test_files_are_attached_and_explained(prism, tiny_model, tmp_path):
     ("model", "options", "words"),
     [
         ("no/such-model", (), "nor a model that can be downloaded"),
-        (None, ("--prototypes", "10", "--prototypes-per-token", "11"), "more than the 10 proto"),
+        (
+            None,
+            ("--prototypes", "10", "--prototypes-per-token", "11"),
+            "at most the number of proto",
+        ),
         (None, ("--positions", "2"), "--positions is 2"),
     ],
 )
