@@ -18,16 +18,7 @@ from prismlm.errors import FormatError, InputError, Interrupted, PrismError
 from prismlm.lens import assembly, layout, scan
 from prismlm.lens.build import build_index, write_lens
 from prismlm.lens.cells import Cells
-from prismlm.lens.layout import (
-    CELL_FILES,
-    COUNT_FILES,
-    INDEX_FILE,
-    INDEX_SCHEMA,
-    META_FILE,
-    PROTOTYPES_FILE,
-    cell_files,
-    read_meta,
-)
+from prismlm.lens.layout import INDEX_FILE, INDEX_SCHEMA, read_meta
 from prismlm.lens.options import Shard
 from prismlm.lens.store import LensFiles
 from prismlm.parts import Parts
@@ -84,7 +75,7 @@ def compare_with_digests(lens):
     files.check()
 
 
-@pytest.mark.parametrize(("codes", "count"), [("int8", 5), ("int8", 8), ("pq", 2), ("pq12", 2)])
+@pytest.mark.parametrize(("codes", "count"), [("int8", 5), ("pq", 2)])
 def test_shards_in_any_order_give_the_same_bytes(build, whole, tmp_path, codes, count):
     order = random.Random(count).sample(range(count), count)
     results = [build(shard=Shard(i, count), codes=codes) for i in order]
@@ -94,53 +85,37 @@ def test_shards_in_any_order_give_the_same_bytes(build, whole, tmp_path, codes, 
 
 
 def test_parts_make_the_same_ranges_of_cells(build, whole, tmp_path):
-    """The other files are those of a lens with one range; tests of a store compare what is read."""
-    out, straight = tmp_path / "lens", whole()
+    """Tests of a store compare what is read of ranges with what is read of one file."""
     for number in (2, 0, 1):
         build(shard=Shard(number, 3), range_bytes=20_000)
-    assert_same_lens(whole(range_bytes=20_000), out)
-    count, changed = len(read_meta(out).cells["ranges"]), {META_FILE, PROTOTYPES_FILE}
-    others = {path.name for path in straight.iterdir()} - {*CELL_FILES, *changed}
-    for name in others:
-        assert (out / name).read_bytes() == (straight / name).read_bytes(), name
-    ranges = {name for number in range(count) for name in cell_files(number, count)}
-    assert {path.name for path in out.iterdir()} == others | changed | {*COUNT_FILES} | ranges
-    compare_with_digests(out)
+    assert len(read_meta(tmp_path / "lens").cells["ranges"]) > 2
+    assert_same_lens(whole(range_bytes=20_000), tmp_path / "lens")
+    compare_with_digests(tmp_path / "lens")
 
 
-def test_contexts_and_documents_by_many_workers(build, whole, tmp_path, monkeypatch):
+def test_contexts_and_documents_by_many_workers(build, whole, monkeypatch):
     """They are those of one; a table of more documents has several files, read as one."""
     one = whole(contexts=100)
     monkeypatch.setattr(assembly, "PROTOTYPES_OF_A_JOB", 5)
     assert_same_lens(build(contexts=100), one)
-    monkeypatch.setattr(assembly, "CONTEXT_ROWS", 70)
     monkeypatch.setattr(assembly, "DOCUMENTS_OF_A_JOB", 40)
-    shutil.rmtree(tmp_path / "lens")
-    several = build(contexts=100)
-    table = pq.read_table(one / INDEX_FILE)
-    assert pq.read_table(several / INDEX_FILE) == table
-    groups = pq.ParquetFile(several / INDEX_FILE).metadata.to_dict()["row_groups"]
-    *full, last = (group["num_rows"] for group in groups)
-    assert {*full} == {70}
-    assert 70 * len(full) + last == len(table)
+    several = build(contexts=100, overwrite=True)
+    assert pq.read_table(several / INDEX_FILE) == pq.read_table(one / INDEX_FILE)
     cells = [Cells(lens, read_meta(lens).cells) for lens in (one, several)]
-    assert cells[1].meta == cells[0].meta
     assert len([*several.glob("cell-documents-*.parquet")]) == 3
     assert cells[0].documents.take(np.arange(90)) == cells[1].documents.take(np.arange(90))
     compare_with_digests(several)
 
 
 @pytest.mark.parametrize(
-    ("work", "finished"),
+    ("work", "codes", "finished"),
     [
-        ("Indexing", set()),
-        ("Sorting positions", {"part", "cells"}),
-        ("Measuring support", {"part", "cells", "contexts", "documents", "text"}),
+        ("Indexing", "pq", {"centres"}),
+        ("Measuring support", "int8", {"part", "cells", "contexts", "documents", "text"}),
     ],
 )
-@pytest.mark.parametrize("codes", ["int8", "pq"])
 def test_what_is_finished_is_not_made_again_after_a_kill(
-    build, whole, tmp_path, work, finished, codes
+    build, whole, tmp_path, work, codes, finished
 ):
     many = {"range_bytes": 20_000, "codes": codes}
     expected = whole(**many)
@@ -149,8 +124,7 @@ def test_what_is_finished_is_not_made_again_after_a_kill(
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
     partial = Parts(tmp_path / "lens", 1).path
     before = {path: path.stat().st_mtime_ns for path in partial.glob("[!.]*/*")}
-    made = {path.parent.name.split("-")[0] for path in before}
-    assert made == finished | ({"centres"} if codes == "pq" else set())
+    assert {path.parent.name.split("-")[0] for path in before} == finished
     after = {}
 
     def note(*arguments, **settings):
@@ -184,55 +158,32 @@ def test_a_part_or_range_that_is_damaged_or_missing_is_named(build, whole, tmp_p
     assert_same_lens(build(shard=Shard(0, 2), **many), whole(**many))
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_signal_keeps_finished_parts_and_says_how_to_resume(build, whole, tmp_path, number, code):
-    def stopped(match):
-        stop = InterruptAfter(3, lambda: os.kill(os.getpid(), number))
-        with pytest.raises(Interrupted, match=match) as raised:
-            build(shard=Shard(1, 2), progress=stop)
-        assert raised.value.exit_code == code
-        return str(raised.value)
-
-    stopped("No part was finished")
-    assert list(tmp_path.iterdir()) == []
+def test_a_signal_keeps_finished_parts_and_says_how_to_resume(build, whole, tmp_path):
     build(shard=Shard(0, 2))
-    assert str(Parts(tmp_path / "lens", 2).path) in stopped("same command again")
-    assert not (tmp_path / "lens").exists()
+    stop = InterruptAfter(3, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    with pytest.raises(Interrupted, match="same command again") as raised:
+        build(shard=Shard(1, 2), progress=stop)
+    assert raised.value.exit_code == 143
+    assert str(Parts(tmp_path / "lens", 2).path) in str(raised.value)
     # Finished parts are not read again.
     assert build(shard=Shard(0, 2), progress=InterruptAfter(1, pytest.fail)) is None
     assert_same_lens(whole(), build(shard=Shard(1, 2)))
 
 
-@pytest.mark.parametrize("size", [200, 20_000])
-@pytest.mark.parametrize("finished", [0, 3], ids=["in the scan", "in writing the lens"])
-def test_a_full_disk_leaves_nothing_half_written(build, whole, tmp_path, size, finished):
+def test_a_full_disk_leaves_nothing_half_written(build, whole, tmp_path):
     out = tmp_path / "lens"
-    if finished:
-        # As if the process had ended after the last part, before it wrote the lens.
-        with patch("prismlm.lens.build.discard"):
-            for number in range(3):
-                build(shard=Shard(number, 3))
-        shutil.rmtree(out)
-    last = {"shard": Shard(2, 3)} if finished else {}
-
-    def write(*arguments):
-        limit_files(size)
-        write_lens(*arguments)
-
     with (
         limit_lifted_after(),
-        patch("prismlm.lens.build.write_lens", write),
         pytest.raises(PrismError, match=r"could not be written.*same command"),
     ):
-        build(progress=InterruptAfter(1, lambda: finished or limit_files(size)), **last)
-    assert not out.exists()
+        build(progress=InterruptAfter(1, lambda: limit_files(20_000)))
     assert not [path for path in tmp_path.rglob("*") if path.suffix in (".tmp", ".lock")]
-    assert len(Parts(out, 3).complete()) == finished
-    assert_same_lens(whole(), build(**last))
+    assert not out.exists()
+    assert_same_lens(whole(), build())
 
 
 def test_another_input_is_refused_and_named(build, model, corpus, whole, tmp_path):
-    out, first, second = tmp_path / "lens", {"shard": Shard(0, 2)}, {"shard": Shard(1, 2)}
+    first, second = {"shard": Shard(0, 2)}, {"shard": Shard(1, 2)}
     build(**first)
     text = make_corpus(tmp_path / "other", seed=3)
     for changed, match in (
@@ -249,27 +200,13 @@ def test_another_input_is_refused_and_named(build, model, corpus, whole, tmp_pat
         pytest.raises(InputError, match=r"device: cpu → NVIDIA H200; prismlm: .* → 9"),
     ):
         build(**second)
-    assert_same_lens(whole(), build(**second))
-    shutil.rmtree(out)
-    build(contexts=5, **first)
+    build(contexts=5, **first, overwrite=True)
     build(**first, overwrite=True)
     assert_same_lens(whole(), build(**second))
 
 
-def test_a_lens_written_while_waiting_is_refused_before_reading(
-    build, whole, tmp_path, monkeypatch
-):
-    out, straight = tmp_path / "lens", whole()
-    monkeypatch.setattr(Parts, "check", lambda *_, **__: shutil.copytree(straight, out))
-    with pytest.raises(InputError, match="exists"):
-        build(progress=InterruptAfter(1, pytest.fail))
-    assert [path.name for path in tmp_path.iterdir()] == ["lens"]
-
-
 def test_bad_options_are_refused_before_reading(build, tmp_path):
     for changed, words in (
-        ({"window": -1}, "--window is -1"),
-        ({"stride": -1}, "--stride is -1"),
         ({"stride": 65}, "--stride is 65: .* from 1 to 64"),
         ({"contexts": 0}, "--contexts is 0"),
         ({"shard": Shard(2, 2)}, "the part to read is 2: .* from 0 to 1"),

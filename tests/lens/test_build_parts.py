@@ -2,7 +2,6 @@
 
 import os
 import pickle
-import shutil
 import signal
 from contextlib import suppress
 from dataclasses import replace
@@ -55,9 +54,6 @@ def test_parts_give_the_lens_of_one_and_finished_ones_are_not_read_again(part, s
     replace(part, merge=False)(None, 2, 3)
     part(None, 0, 3)
     assert finished.stat().st_mtime_ns == before
-    # Clocks of machines may differ.
-    for number, path in enumerate(Parts(part.lens, 3).path.rglob("*")):
-        os.utime(path, ((1, 130)[number % 2] * 31_556_952,) * 2)
     assert_same_lens(straight, index_in_parts(part, 3))
     assert [path.name for path in part.lens.parent.iterdir()] == ["lens"]
     for number in (0, 1):  # with other options
@@ -87,10 +83,8 @@ def test_the_second_stage_as_a_step_of_any_number_of_tasks(part, in_ranges):
         index_in_parts(part, 3, workers=2)
     assembly = started.call_args.args[0]
     assert len(pickle.dumps(assembly)) < 2000  # without what was read of the parts
-    # Counting the jobs would read the documents once for each, of which there may be thousands.
-    with patch.object(suffixes, "count_parts", pytest.fail):
-        for number in range(2):
-            pickle.loads(pickle.dumps(assembly))(None, number, 2)
+    for number in range(2):
+        pickle.loads(pickle.dumps(assembly))(None, number, 2)
     assert assembly.finished()
     with patch("prismlm.lens.cell_files.CellFiles.write", pytest.fail):
         part(None, 0, 3)
@@ -121,8 +115,6 @@ def make_first_elsewhere(part, unlike, data, number, count):
     if number == 0 and unlike == "model":
         part = replace(part, model=part.model / "nowhere")
     with pytest.MonkeyPatch.context() as patch:
-        if number == 0 and unlike == "prismlm":
-            patch.setattr("prismlm.__version__", "9")
         if number == 0 and unlike == "device":
             patch.setattr("prismlm.lens.build.device_kind", lambda device: "NVIDIA H200")
         part(None, number, count)
@@ -138,19 +130,13 @@ def index_unlike(part, unlike, engine, workers):
     [("local", 1), *(pytest.param(name, 2, marks=pytest.mark.slow) for name in ENGINES)],
     indirect=["engine"],
 )
-def test_parts_unlike_each_other_are_refused(part, straight, engine, workers):
-    """At the latest before the lens is written; the parts of the others are good."""
-    for unlike, named in (
-        ("model", "nowhere is not a directory"),
-        ("prismlm", r"prismlm: .* → "),
-        ("device", "device: .* → "),
-    ):
+def test_parts_unlike_each_other_are_refused(part, engine, workers):
+    """At the latest before the lens is written."""
+    for unlike, named in (("model", "nowhere is not a directory"), ("device", "device: .* → ")):
         one = replace(part, lens=part.lens / unlike)
         with pytest.raises(InputError, match=named):
             index_unlike(one, unlike, engine, workers)
         assert not one.lens.exists()
-    shutil.rmtree(Parts(one.lens, 3).part(0), ignore_errors=True)  # or it was not made
-    assert_same_lens(straight, index_in_parts(one, 3))
 
 
 def drive(part, engine="local"):

@@ -28,7 +28,6 @@ from prismlm.errors import InputError
 from prismlm.files import (
     address_of,
     atomic_directory,
-    check_room,
     discard,
     room_to_write,
     share,
@@ -138,18 +137,15 @@ def build_index(
     check_index(model, corpus, options)
     check_lens(out, overwrite=overwrite)
     source, parts = ScanInput(model, corpus, options, head, states), Parts(out, options.shard.count)
-    run, part, what = _run_settings(source), parts.part(options.shard.number), f"the lens {out}"
-    expected = index_bytes(source.cells, head, options, source.documents, source.predictions)
-    check_room(what, out, sum(expected), parts.path)
+    run, part = _run_settings(source), parts.part(options.shard.number)
     if model.device.type == "cpu":
         keep_freed_memory()
-    room = room_to_write(what, out.parent, lambda: f"Make room. {parts.kept()}")
+    room = room_to_write(f"the lens {out}", out.parent, lambda: f"Make room. {parts.kept()}")
     with evaluating(model), Interrupts(parts.kept) as interrupts, room:
         interrupts.now = True
         parts.check(run, overwrite=overwrite)
         with writing(part, wait=not merge):
             if not part.is_dir():
-                check_lens(out, overwrite=overwrite)  # another process may have written it
                 _make_part(source, parts, run, progress)
         if not merge:
             return None

@@ -23,14 +23,12 @@ def looked_through(catalogue, query, sort):
 
 
 @pytest.mark.parametrize("sort", ["text", "usage", "score", "name", "id"])
-@pytest.mark.parametrize(
-    "query", ["", "the", "THE and", "#3", "ab", "e", "東京", "·", "zzzq", "\ud800"]
-)
-def test_queries_of_every_length(catalogue, query, sort):
-    expected = looked_through(catalogue, query, sort)
-    assert catalogue.search(query, sort, everything=True).tolist() == expected
-    listed = [number for number in expected if catalogue.lens.cell_sizes[number] >= 10]
-    assert catalogue.search(query, sort).tolist() == listed
+def test_queries_of_every_length(catalogue, sort):
+    for query in ("", "THE and", "#3", "zzzq"):
+        expected = looked_through(catalogue, query, sort)
+        assert catalogue.search(query, sort, everything=True).tolist() == expected
+        listed = [number for number in expected if catalogue.lens.cell_sizes[number] >= 10]
+        assert catalogue.search(query, sort).tolist() == listed
 
 
 def test_of_names_that_tell_as_much_those_with_most_text_come_first(tiny_model, tmp_path):

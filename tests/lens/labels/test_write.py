@@ -9,12 +9,11 @@ import numpy as np
 import pytest
 
 import prismlm
-from prismlm.errors import InputError, PrismError
+from prismlm.errors import InputError
 from prismlm.files import json_text
 from prismlm.lens import layout
 from prismlm.lens.labels.contexts import CATEGORIES, NAME_LENGTH, Label, marked, sample_places
 from prismlm.lens.labels.endpoint import PROMPTS, Endpoint, fenced, prompt
-from prismlm.lens.labels.map import map_lens
 from prismlm.lens.labels.write import (
     AFTER,
     BEFORE,
@@ -25,8 +24,6 @@ from prismlm.lens.labels.write import (
     score_labels,
 )
 from tests.helpers.chat_server import ChatServer, good
-from tests.helpers.file_limit import limit_files, limit_lifted_after
-from tests.helpers.lens_files import change_meta
 
 FILLED = ("description", "category", "role", "tags", "label_score")
 MOST = 10
@@ -63,25 +60,6 @@ def test_empty_columns_are_filled_and_the_others_stay(labelled):
     assert record["fuzzing"]["low"] > 0
 
 
-@pytest.mark.parametrize(
-    ("what", "write"),
-    [
-        ("the names", lambda lm: label_lens(lm.lens, lm.model, overwrite=True)),
-        ("the map", lambda lm: map_lens(lm.lens, lm.head)),
-    ],
-)
-def test_a_full_disk_leaves_the_lens_as_it_was(labelled, what, write, monkeypatch):
-    # The layout takes longest, and is not what is written here.
-    monkeypatch.setattr("prismlm.lens.labels.map.laid_out", lambda z: np.zeros((len(z), 2), "f4"))
-    lm = prismlm.load(labelled[0])
-    before = files_of(lm.lens)
-    with limit_lifted_after():
-        limit_files(500)
-        with pytest.raises(PrismError, match=f"{what} in .* could not be written"):
-            write(lm)
-    assert files_of(lm.lens) == before
-
-
 def test_labels_are_replaced_only_if_asked(labelled):
     lm = prismlm.load(labelled[0])
     with pytest.raises(InputError, match=r"names already.*embedded.*--overwrite"):
@@ -90,14 +68,6 @@ def test_labels_are_replaced_only_if_asked(labelled):
     assert any("→" in name for name in names)
     assert label_lens(lm.lens, lm.model, overwrite=True) == labelled[3]
     assert prismlm.load(labelled[0]).lens.names == names
-
-
-def test_a_missing_corpus_is_named(labelled, tmp_path):
-    directory = shutil.copytree(labelled[0], tmp_path / "model")
-    change_meta(prismlm.load(directory).lens.path, corpus_path=str(tmp_path / "nowhere"))
-    lm = prismlm.load(directory)
-    with pytest.raises(InputError, match=r"nowhere.*names are made of its text"):
-        label_lens(lm.lens, lm.model, overwrite=True)
 
 
 def test_a_right_name_scores_above_others(lm, text):
@@ -251,10 +221,9 @@ def test_nothing_is_written_where_most_fail(model, answers):
     assert [path.name for path in model.lens.path.parent.iterdir()] == [model.lens.path.name]
 
 
-@pytest.mark.parametrize(
-    "text", ["a" * 10_000, "two\nlines\r\n\x1b[31mred\0 \u202eturned", "<script>alert(1)</script>"]
-)
-def test_names_from_an_endpoint_are_one_bounded_line(model, answers, text):
+def test_names_from_an_endpoint_are_one_bounded_line(model, answers):
+    text = "two\nlines\r\n\x1b[31mred\0 \u202eturned <b>" + "a" * 10_000
+
     def behave(request, number):
         dirty = {"name": text, "description": text, "role": text, "tags": [text] * 9 + ["\n"]}
         return {key: dirty.get(key, value) for key, value in good(request).items()}
@@ -267,8 +236,6 @@ def test_names_from_an_endpoint_are_one_bounded_line(model, answers, text):
         assert 0 < len(value) <= 240
     assert len(row["name"]) <= NAME_LENGTH
     assert len(row["tags"]) == 1
-    if "<" in text:
-        assert row["name"] == text
 
 
 def test_prompts_have_every_category_and_text_cannot_leave_its_fence():

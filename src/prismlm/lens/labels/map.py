@@ -11,7 +11,6 @@ import torch
 from scipy.cluster.vq import kmeans2
 
 from prismlm.errors import InputError
-from prismlm.files import WAY_OUT, room_to_write
 from prismlm.layers import PrototypeHead
 from prismlm.lens.labels.contexts import OTHER
 from prismlm.lens.labels.write import write_columns
@@ -30,8 +29,7 @@ def map_lens(lens: Lens, head: PrototypeHead, *, progress: Reporter = SILENT) ->
     """Write columns ``x`` and ``y`` of a seeded map of the prototypes; return its record."""
     lens.files.check_local("map")
     record = {"method": "umap", "seed": SEED}
-    room = room_to_write(f"the map in {lens.path}", lens.path, WAY_OUT)
-    with room, writing(lens.path), progress.task("Laying out prototypes", 1, "maps") as task:
+    with writing(lens.path), progress.task("Laying out prototypes", 1, "maps") as task:
         points = laid_out(head.prototypes.detach().float().numpy())
         write_columns(lens, {"x": points[:, 0], "y": points[:, 1]}, map=record)
         task.advance()

@@ -26,8 +26,8 @@ import numpy as np
 import pyarrow as pa
 from torch import nn
 
-from prismlm.errors import InputError, check_whole
-from prismlm.files import WAY_OUT, atomic_file, room_to_write
+from prismlm.errors import InputError
+from prismlm.files import atomic_file
 from prismlm.lens import layout
 from prismlm.lens.labels import contexts
 from prismlm.lens.labels.contexts import (
@@ -126,8 +126,7 @@ def label_lens(
             f"the prototypes of {lens.path} have names already (label source: "
             f"{lens.meta.labels['source']}). Give --overwrite to replace them."
         )
-    room = room_to_write(f"the names in {lens.path}", lens.path, WAY_OUT)
-    with room, writing(lens.path):
+    with writing(lens.path):
         made = make_labels(lens, model, progress)
         named = Named({}, EMBEDDED, {}) if labeller is None else labeller(lens, made, progress)
         least = MIN_PLACES if named.labels else 0
@@ -244,8 +243,6 @@ def ask_for_names(
     Answers are kept in ``.NAME.answers.jsonl`` next to the lens. ``prototypes`` limits how many are
     named, those with the most positions first.
     """
-    if prototypes is not None:
-        check_whole("the prototypes", prototypes)
     path = lens.path.with_name(f".{lens.path.name}.answers.jsonl")
     session, places = Session(endpoint, path), labelling.places
     first = np.searchsorted(places.cell, np.arange(len(labelling.labels) + 1))
