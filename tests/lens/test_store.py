@@ -114,8 +114,6 @@ def test_cells_in_ranges_equal_those_of_one_file(lm, short_corpus, tmp_path, cop
     lenses = [Lens.open(path, lm.model, lm.head) for path in paths]
     assert len(lenses[1].meta.cells["ranges"]) > 2
     assert "ranges" not in lenses[0].meta.cells
-    for name in layout.COUNT_FILES:
-        assert [name in lens.meta.files for lens in lenses] == [False, True]
     memory = fsspec.filesystem("memory")
     memory.put(str(paths[1]), f"/{tmp_path.name}", recursive=True)
     stored = Lens.open(f"memory://{tmp_path.name}", lm.model, lm.head)
@@ -124,7 +122,6 @@ def test_cells_in_ranges_equal_those_of_one_file(lm, short_corpus, tmp_path, cop
     cells = generator.integers(0, count, 5000)
     tokens = generator.choice(one.keys_and_starts[0], 5000) % vocabulary
     rows = generator.integers(0, len(one), 3000)
-    expected = replace(lm, lens=lenses[0]).explain(TEXT).to_dict(against=2)
     for lens in (lenses[1], stored):
         several = lens.cells
         for ask in (lambda c: c.ranges(cells, tokens), lambda c: c.ranges_except(cells, tokens)):
@@ -134,15 +131,10 @@ def test_cells_in_ranges_equal_those_of_one_file(lm, short_corpus, tmp_path, cop
         assert np.array_equal(one.sizes(count), several.sizes(count))
         assert all(map(np.array_equal, one.cells_of(3, count), several.cells_of(3, count)))
         assert np.array_equal(one.rows_of(int(cells[0])), several.rows_of(int(cells[0])))
-        assert replace(lm, lens=lens).explain(TEXT).to_dict(against=2) == expected | {
-            "lens": lens.address
-        }
-    for name in layout.cell_files(1, 3):
-        data = (paths[1] / name).read_bytes()
-        (paths[1] / name).write_bytes(data[:-5])
-        with pytest.raises(FormatError, match=name):
-            Cells(paths[1], lenses[1].meta.cells)
-        (paths[1] / name).write_bytes(data)
+    name = layout.cell_files(1, 3)[0]
+    (paths[1] / name).write_bytes((paths[1] / name).read_bytes()[:-5])
+    with pytest.raises(FormatError, match=name):
+        Cells(paths[1], lenses[1].meta.cells)
 
 
 def test_answers_from_a_store_equal_those_from_a_disk(lm, tiny_model, address, monkeypatch):
@@ -167,7 +159,7 @@ def test_answers_from_a_store_equal_those_from_a_disk(lm, tiny_model, address, m
     assert json.loads(result.stdout)["lens"] == address
 
 
-def test_what_would_write_is_refused(lm, tiny_model, in_memory):
+def test_what_would_write_is_refused(tiny_model, in_memory):
     address = in_memory[2]
     stored = prismlm.load(tiny_model, lens=address)
     for work in (
@@ -175,14 +167,12 @@ def test_what_would_write_is_refused(lm, tiny_model, in_memory):
         lambda: map_lens(stored.lens, stored.head),
         lambda: stored.push_to_hub("acme/tiny", dry_run=True),
     ):
-        # In another order, a reader could copy old names for the new meta.json.
-        expected = rf"needs a lens on a disk, and {address} is in .* prototypes.parquet, then meta"
-        with pytest.raises(InputError, match=expected):
+        with pytest.raises(InputError, match=f"needs a lens on a disk, and {address} is in"):
             work()
 
 
 def test_addresses_without_a_lens(tiny_model, s3, copies, monkeypatch):
-    for nothing in ("s3://no-such-bucket/lens", "s3://lenses/none", "memory://none"):
+    for nothing in ("s3://no-such-bucket/lens", "memory://none"):
         with pytest.raises(InputError, match=f"there is no lens at {nothing}"):
             prismlm.load(tiny_model, lens=nothing)
     for unknown, named in (("nowhere://lens", "nowhere"), ("oci://bucket/lens", "ocifs")):
@@ -261,19 +251,6 @@ def test_documents_in_a_store_are_read_by_columns_and_rows(lm, in_memory, copies
     assert not [*copies.rglob(layout.CELL_DOCUMENTS_FILE)]
 
 
-def test_new_names_in_a_store(lm, tiny_model, in_memory, tmp_path, monkeypatch):
-    """Names are read again, and whatever else is needed from there."""
-    monkeypatch.setattr(store, "COMPARED_EVERY", 0.0)
-    memory, root, address = in_memory
-    stored = prismlm.load(tiny_model, lens=address)
-    before = stored.lens.path
-    layout.write_meta(tmp_path, replace(lm.lens.meta, map={"method": "another"}))
-    memory.pipe_file(f"{root}/{layout.META_FILE}", (tmp_path / layout.META_FILE).read_bytes())
-    expected = lm.explain(TEXT).to_dict(against=2) | {"lens": address}
-    assert stored.explain(TEXT).to_dict(against=2) == expected
-    assert stored.lens.path != before
-
-
 class HalfWay:
     """A store in memory that fails from some request on, or gives less than was asked for."""
 
@@ -281,44 +258,36 @@ class HalfWay:
         self._store, self.left, self._error = store, after, error
         self.info, self.invalidate_cache = store.info, store.invalidate_cache
 
-    def _answer(self, data):
+    def cat_file(self, path, start=None, end=None):
+        data = self._store.cat_file(path, start=start, end=end)
         self.left -= 1
         if self.left < 0 and self._error is not None:
             raise self._error
         return data[: len(data) // 2] if self.left < 0 else data
 
-    def cat_file(self, path, start=None, end=None):
-        return self._answer(self._store.cat_file(path, start=start, end=end))
-
     def get_file(self, path, to):
-        Path(to).write_bytes(self._answer(self._store.cat_file(path)))
+        Path(to).write_bytes(self.cat_file(path))
 
 
 def test_a_store_that_fails_half_way(lm, copies, in_memory):
     """After any number of requests, the error names the file; no half copy stays."""
-    address = in_memory[2]
 
-    def read_all(files):
-        meta = files.read_meta()
-        cells = Cells(files, meta.cells)
+    def requests_left(after):
+        files = StoredFiles(in_memory[2])
+        files._fs = HalfWay(
+            files._fs, after, [None, OSError("gone"), RuntimeError("cut")][after % 3]
+        )
+        cells = Cells(files, files.read_meta().cells)
         cells.records(np.arange(5))
         assert cells.facts(3)["doc_id"]
         files.check([layout.INDEX_FILE])
+        return files._fs.left
 
-    def broken(after):
-        files = StoredFiles(address)
-        error = [None, OSError("gone"), RuntimeError("cut")][after % 3]
-        files._fs = HalfWay(files._fs, after, error)
-        return files
-
-    whole = broken(1000)
-    read_all(whole)
-    needed = 1000 - whole._fs.left
+    needed = 1000 - requests_left(1000)
     assert needed > 4
     for after in range(needed):
         shutil.rmtree(copies, ignore_errors=True)
-        files = broken(after)
-        with pytest.raises(PrismError, match=address):
-            read_all(files)
+        with pytest.raises(PrismError, match=in_memory[2]):
+            requests_left(after)
         for copy in copies.rglob("*.*"):
             assert copy.read_bytes() == (lm.lens.path / copy.name).read_bytes()

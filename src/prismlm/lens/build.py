@@ -332,9 +332,8 @@ def check_index(model: PreTrainedModel, corpus: Corpus, options: IndexOptions) -
     """Raise InputError unless a split of a corpus has documents, and the model all its tokens."""
     if split_counts(corpus, options.split)[0] == 0:
         raise InputError(
-            f"the corpus {corpus.name} has no documents in its {options.split} split: "
-            "index --split all, or build it with `prismlm corpus build` and another --heldout "
-            "share."
+            f"the corpus {corpus.name} has no documents in its {options.split} split: index "
+            "--split all, or build the corpus with another --heldout share."
         )
     if len(corpus.tokenizer) > weight_of(model).shape[0]:
         # Tokens without embeddings do no harm unless the text has them.

@@ -57,10 +57,7 @@ def parse_where(conditions: Sequence[str]) -> dict[str, list[str]]:
     for condition in conditions:
         column, _, value = condition.partition("=")
         if not value:
-            raise InputError(
-                f"the filter {condition!r} cannot be read: expected COLUMN=VALUE, such as "
-                "license=CC0."
-            )
+            raise InputError(f"the filter {condition!r}: expected COLUMN=VALUE, as in license=CC0.")
         where.setdefault(column.strip(), []).append(value)
     normalised(where)
     return where
@@ -229,8 +226,7 @@ def _faiss() -> Any:
         import faiss
     except ImportError as error:
         raise InputError(
-            "--codes pq needs faiss, which is not installed: pip install 'prismlm[pq]', or "
-            "use --codes int8."
+            "--codes pq needs faiss: pip install 'prismlm[pq]', or use --codes int8."
         ) from error
     return faiss
 

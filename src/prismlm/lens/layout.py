@@ -33,7 +33,7 @@ CELL_DOCUMENTS_FILE = "cell-documents.parquet"
 # In the metadata of prototypes.parquet.
 KEY = b"lens"
 GROUP_COLUMNS = ("source", "domain", "license")
-REBUILD = "Build the lens again."
+REBUILD = "Build the lens again: `prismlm index MODEL --corpus DIR --overwrite`."
 COPY = "Copy the lens again, or wait until the store lists all of it."
 REPLACED = "the lens {} was rebuilt or removed since it was opened: open the model again."
 
@@ -149,15 +149,10 @@ def read_meta(
     """
     path, where = directory / META_FILE, address or str(directory)
     if not path.is_file():
-        raise FormatError(
-            f"{where} is not a lens: it has no {META_FILE}. Build one with `prismlm index`."
-        )
+        raise FormatError(f"{where} is not a lens: it has no {META_FILE}.")
     value = read_json(path)
     if not isinstance(value, dict) or value.get("format_version") != FORMAT_VERSION:
-        raise FormatError(
-            f"{where} has another lens format. Build it again with `prismlm index "
-            "MODEL --corpus DIR --overwrite`."
-        )
+        raise FormatError(f"{where} has another lens format. {REBUILD}")
     if value.pop("digest", None) != fingerprints.of_json(value):
         raise FormatError(f"{where}/{META_FILE} was changed since it was written. {REBUILD}")
     del value["format_version"], value["prismlm"]
@@ -201,23 +196,21 @@ def read_table(path: Path) -> pa.Table:
         raise damaged(path, error) from error
 
 
-def open_array(path: Path, advice: str = REBUILD) -> np.ndarray:
+def open_array(path: Path) -> np.ndarray:
     """Memory-map an array, as :func:`map_file` does."""
     try:
-        # Opened once, as the file may be replaced meanwhile.
         data = map_file(path, np.dtype("u1"))
         file = pa.BufferReader(data)
         np.lib.format.read_magic(file)
-        shape, fortran, dtype = np.lib.format.read_array_header_1_0(file)
-        array = data[file.tell() :].view(dtype)
-        return array.reshape(shape, order="F" if fortran else "C")
+        shape, _, dtype = np.lib.format.read_array_header_1_0(file)
+        return data[file.tell() :].view(dtype).reshape(shape)
     except Exception as error:  # numpy raises half a dozen unrelated types here
-        raise damaged(path, error, advice) from error
+        raise damaged(path, error) from error
 
 
-def damaged(path: Path | str, why: object, advice: str = REBUILD) -> FormatError:
+def damaged(path: Path | str, why: object) -> FormatError:
     """Return the error for a file that cannot be read."""
-    return FormatError(f"{path} is damaged ({why}). {advice}")
+    return FormatError(f"{path} is damaged ({why}). Build again what it belongs to.")
 
 
 def cell_files(number: int, count: int) -> list[str]:
@@ -267,7 +260,7 @@ def read_prototypes(directory: Path, meta: LensMeta) -> pa.Table:
     path = directory / PROTOTYPES_FILE
     table = read_table(path)
     if (table.schema.metadata or {}).get(KEY) != key_of(meta.files).encode():
-        raise FormatError(f"{path} is of another lens. Put its own back, or build the lens again.")
+        raise FormatError(f"{path} is of another lens: put its own back. {REBUILD}")
     return table
 
 

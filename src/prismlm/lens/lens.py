@@ -183,8 +183,7 @@ class Lens:
         if changed := [n for n, value in now.items() if value not in (None, getattr(meta, n))]:
             raise StaleLensError(
                 f"the lens {files.address} was built for another model: the "
-                f"{' and the '.join(changed)} changed since. Build it again with `prismlm index "
-                "MODEL --corpus DIR --overwrite`."
+                f"{' and the '.join(changed)} changed since. {layout.REBUILD}"
             )
         lens = cls(files, meta, head)
         _ = lens.cells

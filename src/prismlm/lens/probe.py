@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from prismlm.errors import StaleLensError
+from prismlm.lens.layout import REBUILD
 from prismlm.models.seam import LogitMap, capture, output_embedding
 from prismlm.models.sidecar import weight_of
 from prismlm.models.watch import evaluating
@@ -102,8 +103,7 @@ class Probe:
                 "configuration, adapters or quantisation have changed"
             )
         raise StaleLensError(
-            f"the lens {lens} is of another model: {why}. Put the model back as it was, or build "
-            "the lens again with `prismlm index MODEL --corpus DIR --overwrite`."
+            f"the lens {lens} is of another model: {why}. Put it back as it was. {REBUILD}"
         )
 
     def differences(self, model: nn.Module, *, decoder: bool = True) -> tuple[Tensor, str]:

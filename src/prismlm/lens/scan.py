@@ -27,7 +27,7 @@ from transformers import PreTrainedModel
 
 from prismlm import fingerprints
 from prismlm.corpus.windows import PASS_TOKENS, BlockOrder, split_counts, window_batches
-from prismlm.errors import FormatError, InputError
+from prismlm.errors import FormatError, check_finite
 from prismlm.files import atomic_file, json_text, room_to_write, write_json
 from prismlm.layers import PrototypeHead
 from prismlm.lens.cell_files import Run, cells_format, spooled_type, write_run
@@ -50,7 +50,6 @@ if TYPE_CHECKING:
 STATES_FILE, TOKENS_FILE, META_FILE = "states.npy", "next-tokens.npy", "states.json"
 FORMAT_VERSION = 2
 WHOLE = Shard()
-ADVICE = "Remove the directory to read the states again."
 # Small passes leave a GPU idle; larger ones need more memory.
 GPU_PASS_TOKENS = 4 * PASS_TOKENS
 # Logits computed at once: 2 MB, to stay in the cache, but of rows enough to amortise reading W.
@@ -140,11 +139,7 @@ def states_of(
         capture(model, logits=False) as captured,
     ):
         model(input_ids=ids, attention_mask=mask.long(), use_cache=False)
-    if not torch.isfinite(captured.z[owned.to(captured.z.device)]).all():
-        raise InputError(
-            "a hidden state is not finite: the model's weights hold NaN or infinity. Use a "
-            "checkpoint from before training diverged."
-        )
+    check_finite("hidden states", captured.z[owned.to(captured.z.device)])
     return captured.z
 
 
@@ -195,8 +190,8 @@ class HiddenStates:
     def open(cls, directory: Path) -> HiddenStates:
         """Memory-map a store; FormatError if a file is damaged."""
         meta = read_note(directory / META_FILE, directory, format_version=FORMAT_VERSION)
-        bits = open_array(directory / STATES_FILE, ADVICE).reshape(-1, meta["width"])
-        following = open_array(directory / TOKENS_FILE, ADVICE)
+        bits = open_array(directory / STATES_FILE).reshape(-1, meta["width"])
+        following = open_array(directory / TOKENS_FILE)
         return cls(meta["run"], [0, *meta["ends"]], bits, following)
 
     @property

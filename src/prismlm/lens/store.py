@@ -171,9 +171,8 @@ class StoredFiles(LensFiles):
             self._fs, self._root = url_to_fs(address, **options)
         except (ImportError, ValueError) as error:
             raise InputError(
-                f"{address} cannot be read ({first_line(error)}). A lens in a store needs the "
-                "package of that store for fsspec, such as `pip install s3fs` for s3:// or gcsfs "
-                "for gs://."
+                f"{address} cannot be read ({first_line(error)}). Install the package of that "
+                "store for fsspec, such as s3fs for s3:// or gcsfs for gs://."
             ) from error
 
     def identity(self) -> object:
@@ -187,10 +186,7 @@ class StoredFiles(LensFiles):
         """As of local files; ``path`` is then the directory of copies of this very lens."""
         self._opened = self.identity()
         if not self._opened:
-            raise InputError(
-                f"there is no lens at {self.address}: it has no {layout.META_FILE}. Expected "
-                "the address of a directory that `prismlm index` wrote."
-            )
+            raise InputError(f"there is no lens at {self.address}: no {layout.META_FILE} is there.")
         data = self._fetch(layout.META_FILE, 0, self._size(layout.META_FILE))
         caches = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         self.path = caches / "prismlm" / "lenses" / fingerprints.of_bytes(data)
@@ -236,8 +232,7 @@ class StoredFiles(LensFiles):
         """Raise InputError, since a store has neither locks nor renames."""
         raise InputError(
             f"`prismlm {command}` needs a lens on a disk, and {self.address} is in a store: copy "
-            f"it to a disk, give --lens DIR, and copy back what changes: {layout.PROTOTYPES_FILE}, "
-            f"then {layout.META_FILE}."
+            f"it, give --lens DIR, and copy back {layout.PROTOTYPES_FILE}, then {layout.META_FILE}."
         )
 
     def too_large(self, names: Collection[str]) -> str | None:

@@ -13,7 +13,7 @@ from tests.helpers.named_lens import named_model
 
 
 def test_too_few_prototypes_for_a_map_are_refused():
-    with pytest.raises(InputError, match="more than 15 prototypes, and the model has 4"):
+    with pytest.raises(InputError, match="more than 15 prototypes, not 4"):
         laid_out(np.zeros((4, 5)))
 
 

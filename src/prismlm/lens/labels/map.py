@@ -39,9 +39,7 @@ def map_lens(lens: Lens, head: PrototypeHead, *, progress: Reporter = SILENT) ->
 def laid_out(prototypes: np.ndarray) -> np.ndarray:
     """Return a point for each of [K, d] prototypes, float32 [K, 2]."""
     if len(prototypes) <= NEIGHBOURS:
-        raise InputError(
-            f"a map needs more than {NEIGHBOURS} prototypes, and the model has {len(prototypes)}."
-        )
+        raise InputError(f"a map needs more than {NEIGHBOURS} prototypes, not {len(prototypes)}.")
     from umap import UMAP
 
     threads = torch.get_num_threads()

@@ -123,8 +123,8 @@ def label_lens(
     lens.files.check_local("label")
     if lens.meta.labels is not None and not overwrite:
         raise InputError(
-            f"the prototypes of {lens.path} have names already (label source: "
-            f"{lens.meta.labels['source']}). Give --overwrite to replace them."
+            f"the prototypes of {lens.path} have names already ({lens.meta.labels['source']}): "
+            "give --overwrite to replace them."
         )
     with writing(lens.path):
         made = make_labels(lens, model, progress)
