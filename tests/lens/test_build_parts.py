@@ -55,9 +55,7 @@ def test_parts_give_the_lens_of_one_and_finished_ones_are_not_read_again(part, s
     part(None, 0, 3)
     assert finished.stat().st_mtime_ns == before
     assert_same_lens(straight, index_in_parts(part, 3))
-    assert [path.name for path in part.lens.parent.iterdir()] == ["lens"]
-    for number in (0, 1):  # with other options
-        replace(part, merge=False, overwrite=True)(None, number, 3)
+    replace(part, merge=False, overwrite=True)(None, 0, 3)  # with other options
     index_in_parts(replace(part, overwrite=True, options=replace(OPTIONS, contexts=2)), 3)
     assert read_meta(part.lens).contexts == 2
     with pytest.raises(InputError, match="exists"):
@@ -89,9 +87,6 @@ def test_the_second_stage_as_a_step_of_any_number_of_tasks(part, in_ranges):
     with patch("prismlm.lens.cell_files.CellFiles.write", pytest.fail):
         part(None, 0, 3)
     assert_same_lens(in_ranges, part.lens)
-    # Another process may have written the lens, and removed the parts.
-    assert replace(assembly).jobs == []
-    replace(assembly)(None, 0, 2)
     with pytest.raises(InputError, match="0 of 3 parts"):
         replace(assembly, parts=Parts(part.lens.with_name("other"), 3))(None, 0, 2)
 

@@ -11,11 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import normalize
 
-from prismlm.corpus import Corpus
 from prismlm.errors import InputError
 from prismlm.lens import cell_files as module
 from prismlm.lens import layout
-from prismlm.lens.assembly import write_documents
 from prismlm.lens.cell_files import CellFiles, Run, cells_format, spooled_type, write_run
 from prismlm.lens.cells import (
     PARTS,
@@ -65,21 +63,10 @@ def write(directory, records, parts, codes="int8", tokens=2**63, range_bytes=2**
     return entry
 
 
-@pytest.fixture(scope="module")
-def documents(tiny_corpus, tmp_path_factory):
-    """The table of documents of a real corpus."""
-    directory = tmp_path_factory.mktemp("documents")
-    corpus, path = Corpus.open(tiny_corpus), directory / layout.CELL_DOCUMENTS_FILE
-    write_documents(path, corpus, corpus.split("heldout"))
-    return path
-
-
 @pytest.fixture
-def opened(tmp_path, documents):
+def opened(tmp_path):
     records = random_records(400)
-    meta = write(tmp_path / "lens", records, [30, 31, 200])
-    shutil.copy(documents, tmp_path / "lens")
-    return tmp_path / "lens", meta, records
+    return tmp_path / "lens", write(tmp_path / "lens", records, [30, 31, 200]), records
 
 
 def test_ranges_equal_brute_force(opened):
@@ -134,17 +121,6 @@ def test_ranges_are_few_whatever_the_corpus(tmp_path):
     assert [first for first, _ in ranges] == [0, *(last for _, last in ranges[:-1])]
     assert ranges[-1][1] == 50_000
     assert len(ranges) < 5000
-
-
-def test_a_position_is_in_its_document(opened, tiny_corpus):
-    directory, meta, _ = opened
-    cells, corpus = Cells(directory, meta), Corpus.open(tiny_corpus)
-    held_out = corpus.split("heldout")
-    ends = corpus.starts[held_out] + corpus.lengths[held_out] - 1
-    assert cells.document_of(corpus.starts[held_out]).tolist() == list(range(len(held_out)))
-    assert cells.document_of(ends).tolist() == list(range(len(held_out)))
-    assert cells.document_rates.sum() == pytest.approx(1)
-    assert cells.base_rates("source").sum() == pytest.approx(1)
 
 
 def test_cosines_are_those_of_the_coded_states(opened):

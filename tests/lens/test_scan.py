@@ -13,7 +13,6 @@ from prismlm.errors import InputError
 from prismlm.lens import scan as module
 from prismlm.lens.build import IndexOptions, build_index
 from prismlm.lens.lens import Lens
-from prismlm.lens.options import Shard
 from prismlm.lens.scan import probabilities, read_states, scan_windows
 from prismlm.ops.prototype_head import naive
 
@@ -131,10 +130,3 @@ def test_an_index_from_states_is_nearly_the_index_of_the_model(stored, lm, corpu
     np.testing.assert_array_equal(positions, others[0])
     assert np.abs(codes - others[1]).max(1).mean() < 2
     assert lenses[0].meta.tokens == lenses[1].meta.tokens == len(stored)
-
-
-def test_parts_with_and_without_stored_states_are_not_of_one_lens(stored, lm, corpus, tmp_path):
-    out, source = tmp_path / "lens", (lm.model, lm.head, corpus)
-    build_index(*source, out, replace(OPTIONS, shard=Shard(0, 2)), states=stored)
-    with pytest.raises(InputError, match="another input"):
-        build_index(*source, out, replace(OPTIONS, shard=Shard(1, 2)))
