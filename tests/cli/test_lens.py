@@ -182,7 +182,7 @@ def test_names_are_made_shown_and_used(prism, document, refused, labelled):
 
 def test_a_map_names_its_regions(prism, document, tiny_model, tmp_path):
     lm = named_model(tiny_model, tmp_path / "model")
-    named = [region._asdict() for region in regions(lm.lens)]
+    named = [{"x": x, "y": y, "name": name} for x, y, name in regions(lm.lens)]
     assert document("map", lm.path)["regions"] == named
     assert "regions" in prism("map", lm.path).stdout
 

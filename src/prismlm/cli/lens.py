@@ -160,7 +160,7 @@ def map_prototypes(
     title = f"Prototypes of {model.name}"
     output.write(html, lambda path: write_text(path, prototype_map_page(lens, title)))
     value = {"model": str(model), "lens": lens.address, **(lens.meta.map or {})}
-    value["regions"] = [region._asdict() for region in regions(lens)]
+    value["regions"] = [{"x": x, "y": y, "name": name} for x, y, name in regions(lens)]
     output.show(value, as_json)
 
 

@@ -36,7 +36,7 @@ POSITION_TYPES, TOKEN_TYPES = {4: "<u4", 8: "<i8"}, {2: "<u2", 4: "<i4"}
 MOST_OF_A_RANGE = 512
 STRETCH = 32
 RECORDS_AT_ONCE = 2**15
-CACHED_FACTS = 2**12
+CACHED_FACTS, FACT_NAMES = 2**12, DOCUMENT_SCHEMA.names[:6]
 UNKNOWN = "(unknown)"
 # Values of one column are alternatives; columns must all match.
 Where = Mapping[str, str | Sequence[str]]
@@ -93,7 +93,8 @@ class Int8Codes:
 
     def states(self, records: np.ndarray) -> Tensor:
         """Return scale · code / 127, of length 1 up to rounding: float32 [n, d]."""
-        return torch.from_numpy(records["code"]).float() * self._factors(records)[:, None]
+        factors = torch.from_numpy(records["scale"].astype(np.float32) / 127)
+        return torch.from_numpy(records["code"]).float() * factors[:, None]
 
     def cosines(self, records: np.ndarray, states: Tensor, owner: np.ndarray) -> np.ndarray:
         """Return the cosine of each record with its owner among unit states, float32 [n].
@@ -106,7 +107,7 @@ class Int8Codes:
             if begin < end:
                 products[begin:end] = codes[begin:end].float() @ state
         # There are fewer products to scale than codes.
-        return (products * self._factors(records)).numpy()
+        return products.numpy() * (records["scale"].astype(np.float32) / 127)
 
     def put(self, states: np.ndarray, into: np.ndarray) -> None:
         """Encode unit states, float32 [n, d], into the fields of n records."""
@@ -114,10 +115,6 @@ class Int8Codes:
         factor = np.divide(127, scales, out=np.zeros(len(scales), np.float32), where=scales > 0)
         into["scale"] = scales
         into["code"] = np.rint(states * factor[:, None]).clip(-127, 127)
-
-    @staticmethod
-    def _factors(records: np.ndarray) -> Tensor:
-        return torch.from_numpy(records["scale"].astype(np.float32) / 127)
 
 
 class ProductCodes:
@@ -284,8 +281,11 @@ class Cells:
         self._first_rows = np.cumsum([0, *(part["rows"] for part in stored[:-1])])
         self._ranges = [CellRange(row, *islice(arrays, 3)) for row in self._first_rows.tolist()]
         self._document_files = meta.get("document_files", 1)
-        self.keys, self.base_rates = cache(self._read_keys), cache(self._rates_of)
-        self.facts = lru_cache(CACHED_FACTS)(self._read_facts)
+        # The values of a column of the documents, and the share of each in all positions.
+        self.keys = cache(lambda column: Keys.from_chunks(self.documents.chunks(column)))
+        self.base_rates = cache(self._rates_of)
+        # doc_id, source, domain, license, title and url of a document.
+        self.facts = lru_cache(CACHED_FACTS)(lambda row: self.documents.row(row, FACT_NAMES))
 
     @property
     def keys_and_starts(self) -> tuple[np.ndarray, np.ndarray]:
@@ -355,10 +355,6 @@ class Cells:
         files = {f"{self._files.address}/{name}": self._files.table_file(name) for name in names}
         return ParquetTable(files, DOCUMENT_SCHEMA, layout.REBUILD)
 
-    def _read_facts(self, document: int) -> dict[str, Any]:
-        """Return doc_id, source, domain, license, title and url of a document."""
-        return self.documents.row(document, DOCUMENT_SCHEMA.names[:6])
-
     @cached_property
     def starts(self) -> np.ndarray:
         """The global position of each document's first token, int64 [documents]."""
@@ -377,22 +373,16 @@ class Cells:
         """Return a document's row, or −1 if there is no such id."""
         return self.documents.find("doc_id", doc_id)
 
-    def _read_keys(self, column: str) -> Keys:
-        """Return the values of a column of the documents; nulls are "(unknown)"."""
-        return Keys.from_chunks(self.documents.chunks(column))
-
     def matching(self, conditions: Conditions) -> np.ndarray:
         """Return which documents match a filter that is not empty: bool [documents]."""
         masks: list[np.ndarray] = []
         for column, values in conditions:
             names, codes = self.keys(column)
-            for value in values:
-                if value not in names:
-                    listed = ", ".join(sorted(names)[:8]) + (" …" if len(names) > 8 else "")
-                    raise InputError(
-                        f"no text of this lens has {column}={value}.{suggest(value, names)} "
-                        f"Known are: {listed}."
-                    )
+            if unknown := [value for value in values if value not in names]:
+                raise InputError(
+                    f"no text of this lens has {column}={unknown[0]}.{suggest(unknown[0], names)} "
+                    f"Known are: {', '.join(sorted(names)[:8])} …"
+                )
             masks.append(np.isin(codes, [names.index(value) for value in values]))
         return np.logical_and.reduce(masks)
 
@@ -422,10 +412,7 @@ class Cells:
         return weights / max(1, weights.sum())
 
     def _rates_of(self, column: str) -> np.ndarray:
-        """Return the share of each value of a column in all positions, float64 [values]."""
-        rates = np.bincount(self.keys(column).codes, self.document_rates)
-        rates.flags.writeable = False
-        return rates
+        return np.bincount(self.keys(column).codes, self.document_rates)
 
     def sizes(self, cells: int) -> np.ndarray:
         """Return the number of positions in each of K cells, int64 [K]."""

@@ -226,28 +226,20 @@ def document_files(count: int) -> list[str]:
 
 
 @contextmanager
-def array_file(path: Path, dtype: np.dtype) -> Iterator[Callable[[np.ndarray], None]]:
+def array_file(path: Path, dtype: np.dtype) -> Iterator[Callable[[np.ndarray], object]]:
     """Yield a function that appends to a file of one array [n].
 
     It writes instead of memory-mapping, so that a full disk raises an error.
     """
-    rows = 0
-
-    def header() -> None:
-        described = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False}
-        np.lib.format.write_array_header_1_0(file, described | {"shape": (rows,)})
-
-    def append(part: np.ndarray) -> None:
-        nonlocal rows
-        file.write(np.ascontiguousarray(part, dtype).view(np.uint8).data)
-        rows += len(part)
-
+    described = {"descr": np.lib.format.dtype_to_descr(dtype), "fortran_order": False}
     with path.open("wb") as file:
-        header()
-        yield append
+        np.lib.format.write_array_header_1_0(file, described | {"shape": (0,)})
+        first = file.tell()
+        yield lambda part: file.write(np.ascontiguousarray(part, dtype).view(np.uint8).data)
+        rows = (file.tell() - first) // dtype.itemsize
         # A header has room for the digits of any length.
         file.seek(0)
-        header()
+        np.lib.format.write_array_header_1_0(file, described | {"shape": (rows,)})
 
 
 def write_prototypes(table: pa.Table, path: Path, files: dict[str, dict[str, Any]]) -> None:
@@ -277,19 +269,20 @@ def find_lens(model_directory: Path, lens: Path | str | None) -> Path | str | No
     Raises:
         InputError: there are several lenses and no name, or it does not exist.
     """
-    if lens is not None and (address := address_of(lens)):
+    if lens is None:
+        # Hidden ones are still being written.
+        lenses = sorted(path for path in (model_directory / "lens").glob("[!.]*") if path.is_dir())
+        if len(lenses) > 1:
+            names = ", ".join(path.name for path in lenses)
+            raise InputError(
+                f"{model_directory} has several lenses ({names}): choose one with --lens."
+            )
+        return lenses[0] if lenses else None
+    if address := address_of(lens):
         return address
-    if lens is not None:
-        named = check_path("the lens", lens)
-        found = [path for path in (named, model_directory / "lens" / named) if path.is_dir()]
-        if not found:
-            raise InputError(f"there is no lens {lens}. Build it with `prismlm index`.")
-        # A lens has the name of its corpus, which may be a directory right here.
-        return next((path for path in found if (path / META_FILE).is_file()), found[0])
-    # Hidden ones are still being written.
-    root = model_directory / "lens"
-    lenses = sorted(path for path in root.glob("[!.]*") if path.is_dir())
-    if len(lenses) > 1:
-        names = ", ".join(path.name for path in lenses)
-        raise InputError(f"{model_directory} has several lenses ({names}): choose one with --lens.")
-    return lenses[0] if lenses else None
+    named = check_path("the lens", lens)
+    found = [path for path in (named, model_directory / "lens" / named) if path.is_dir()]
+    if not found:
+        raise InputError(f"there is no lens {lens}. Build it with `prismlm index`.")
+    # A lens has the name of its corpus, which may be a directory right here.
+    return max(found, key=lambda path: (path / META_FILE).is_file())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -52,16 +52,8 @@ def laid_out(prototypes: np.ndarray) -> np.ndarray:
     return np.asarray(points, np.float32)
 
 
-class Region(NamedTuple):
-    """The center and the name of a region."""
-
-    x: float
-    y: float
-    name: str
-
-
-def regions(lens: Lens) -> list[Region]:
-    """Return the named regions of a map, the largest first; none without categories.
+def regions(lens: Lens) -> list[tuple[float, float, str]]:
+    """Return center and name of the regions of a map, the largest first; none without categories.
 
     Regions are clusters of k-means, seeded. A region is named by the category with the largest
     n log²(lift): n is how many of its prototypes have it, lift their share relative to the whole
@@ -90,4 +82,4 @@ def regions(lens: Lens) -> list[Region]:
             names[region] = category
     centers = {r: np.median(points[region_of == r], axis=0).round(3).tolist() for r in names}
     ordered = (region for region, _ in sizes.most_common() if region in names)
-    return [Region(centers[r][0], centers[r][1], names[r]) for r in ordered]
+    return [(*centers[r], names[r]) for r in ordered]
