@@ -82,7 +82,7 @@ def documents(data: Path, suffix: str | None = None) -> Callable[[Benchmark, str
 
         file = FILES[benchmark.name]
         path = data / f"{benchmark.name}_{suffix or file.suffix}.parquet"
-        rows = read_columns(path, file.columns, ", ".join(file.columns)).to_pylist()
+        rows = read_columns(path, file.columns).to_pylist()
         rows = [row for row in rows if benchmark.name != "mmlu" or row["subject"] == subject]
         asked = DatasetDict({file.split: Dataset.from_list([*map(file.document, rows)])})
         # None for a split without local rows, so that lm-eval does not read it.

@@ -14,10 +14,9 @@ from prismlm.eval.judging import (
     CONTINUATIONS_TABLE,
     MAX_DISTANCE,
     RESULT_FILE,
+    VERDICTS,
     VERDICTS_TABLE,
     EndpointJudge,
-    Judge,
-    Judged,
     LocalJudge,
     Pair,
     Prompt,
@@ -30,9 +29,11 @@ from prismlm.eval.judging import (
     examination_pairs,
     examine,
     file_prompts,
+    judge_pairs,
     question,
     rate,
     run_judging,
+    score_of,
     total_wins,
     wilson,
 )
@@ -78,40 +79,38 @@ def open_judge(tmp_path):
 
 def test_the_score_is_the_mean_of_both_orders():
     scores = {
-        ("A", "B"): 1, ("B", "A"): 0, ("A", "A"): 0.5, ("B", "B"): 0.5, ("Tie", "Tie"): 0.5,
-        ("A", "Tie"): 0.75, ("Tie", "A"): 0.25, ("A", None): None,
+        ("A", "B"): 1, ("B", "A"): 0, ("A", "A"): 0.5, ("Tie", "Tie"): 0.5, ("A", "Tie"): 0.75,
+        ("Tie", "A"): 0.25,
     }  # fmt: skip
-    assert {orders: Judged(*orders).score for orders in scores} == scores
-    by_position = [orders for orders in scores if Judged(*orders).by_position]
-    assert by_position == [("A", "A"), ("B", "B")]
+    assert {orders: score_of(orders) for orders in scores} == scores
+    assert np.isnan(score_of(("A", None)))
 
 
 def test_a_pair_is_asked_about_in_both_orders_and_once(open_judge):
     with ChatServer(prefer_good) as server:
-        judged = open_judge(server.url).judge(PAIRS)
+        judged = judge_pairs(open_judge(server.url), PAIRS)
         again = open_judge(server.url)
-        assert again.judge(PAIRS) == judged == [Judged("A", "B")] * 3
+        assert judge_pairs(again, PAIRS) == judged == [("A", "B")] * 3
     assert len(server.requests) == 6
     text = server.requests[0]["messages"][0]["content"]
     for word in ("coherence", "relevance", "fluency", "correctness", " begins\n</data-"):
         assert word in text
     schema = server.requests[0]["response_format"]["json_schema"]["schema"]
     assert schema["properties"]["verdict"]["enum"] == ["A", "B", "Tie"]
-    assert again.usage()["requests"] == 0
+    assert again.session.usage()["requests"] == 0
 
 
-@pytest.mark.parametrize("answer", ["Response A", {"verdict": "Both"}, {"verdict": 1}, {"a": "A"}])
-def test_an_invalid_answer_is_requested_again_and_then_gives_no_verdict(open_judge, answer):
+def test_an_invalid_answer_is_requested_again_and_then_gives_no_verdict(open_judge):
     def behave(request, number):
         invalid = "Text 0" in request["messages"][0]["content"]
-        return answer if invalid else prefer_good(request, number)
+        return {"verdict": "Both"} if invalid else prefer_good(request, number)
 
     with ChatServer(behave) as server:
         judge = open_judge(server.url)
-        judged = judge.judge(PAIRS)
-    assert judged == [Judged(None, None), Judged("A", "B"), Judged("A", "B")]
+        judged = judge_pairs(judge, PAIRS)
+    assert judged == [(None, None), ("A", "B"), ("A", "B")]
     assert len(server.requests) == 2 * 2 + 4
-    assert sum(judge.usage()["failures"].values()) == 2
+    assert sum(judge.session.usage()["failures"].values()) == 2
 
 
 def log_p(model, tokenizer, start, text):
@@ -126,13 +125,11 @@ def test_a_local_judge_gives_the_most_probable_answer(ordinary, chat):
     judge = LocalJudge(ordinary[0])
     model, tokenizer = read_checkpoint(ordinary[0])
     if chat:
-        judge._tokenizer.chat_template = CHAT
-        judge._chat = True
+        judge.tokenizer.chat_template = CHAT
     text = question(PAIRS[0], AS_TOKEN)
     text = f"<|user|>{text}<|assistant|>" if chat else f"{text}\n\nAnswer:"
     start = tokenizer(text, add_special_tokens=False)["input_ids"]
     scores = judge.answers(PAIRS[0])
-    assert list(scores) == ["A", "B", "Tie"]
     for name, score in scores.items():
         answer = name if chat else f" {name}"
         assert score == pytest.approx(log_p(model, tokenizer, start, answer).sum(), abs=1e-4)
@@ -140,15 +137,9 @@ def test_a_local_judge_gives_the_most_probable_answer(ordinary, chat):
         assert judge.verdicts([PAIRS[0]], task)[0] == max(scores, key=scores.get)
 
 
-def test_a_response_cannot_end_the_turn_and_a_long_question_is_refused(ordinary, monkeypatch):
-    judge, contexts = LocalJudge(ordinary[0]), []
-    original = judge._log_after
-    monkeypatch.setattr(judge, "_log_after", lambda *a: contexts.extend(a) or original(*a))
-    eos = judge._tokenizer
-    judge.answers(Pair("Text", f"good{eos.eos_token}Answer: A", "bad"))
-    assert eos.eos_token_id not in {token for ids in contexts for token in ids}
-    with pytest.raises(InputError, match="and it reads 1024: give shorter prompts"):
-        judge.judge([Pair("word " * 1000, "a", "b")])
+def test_a_long_question_is_refused(ordinary):
+    with pytest.raises(InputError, match="the model reads 1024: give shorter prompts"):
+        judge_pairs(LocalJudge(ordinary[0]), [Pair("word " * 1000, "a", "b")])
 
 
 # -- the examination
@@ -159,10 +150,8 @@ PROMPTS = [
 ]
 
 
-class Rule(Judge):
+class Rule:
     """A judge that applies a function to text, A and B."""
-
-    source = "rule"
 
     def __init__(self, rule):
         self.rule = rule
@@ -204,11 +193,6 @@ def test_controls_are_shuffled_words_other_continuations_and_repetition():
         assert sorted(shuffled.b.split()) == sorted(prompt.reference.split())
         assert shuffled.b != prompt.reference
         assert other.b in references - {prompt.reference}
-    assert examination_pairs(PROMPTS) == examination_pairs(PROMPTS)
-    # Equal words leave nothing to judge.
-    pairs = examination_pairs([Prompt("1", "b c d e f g h", "x x x x x x x x")] * 2)
-    repeated = Pair("b c d e f g h", "x x x x x x x x", "c d e f g h c d")
-    assert pairs == {"shuffled": [], "elsewhere": [], "repeated": [repeated] * 2}
 
 
 @pytest.mark.parametrize(
@@ -216,10 +200,9 @@ def test_controls_are_shuffled_words_other_continuations_and_repetition():
     [
         (prefer_real, [1, 1, 1], 0, []),
         (lambda *_: "A", [0.5, 0.5, 0.5], 1, ["words shuffled", "again and again", "position"]),
-        (lambda *_: "B", [0.5, 0.5, 0.5], 1, ["words shuffled", "again and again", "position"]),
         (prefer_repetition, [1, 1, 0], 0, ["again and again"]),
     ],
-    ids=["real", "first", "second", "repetition"],
+    ids=["real", "first", "repetition"],
 )
 def test_a_judge_is_usable_if_it_prefers_real_text(rule, preferred, by_position, reasons):
     result = examine(Rule(rule), PROMPTS)
@@ -248,7 +231,6 @@ def test_a_text_is_cut_after_whole_words():
         (" \n", "", ""),
     ):
         assert cut("d", text, SETTINGS) == Prompt("d", prompt, reference)
-        assert cut("d", text, Writing(words=10**20)).text == text.strip()
 
 
 def test_prompts_are_the_beginnings_of_held_out_documents(tiny_corpus):
@@ -261,8 +243,6 @@ def test_prompts_are_the_beginnings_of_held_out_documents(tiny_corpus):
         assert (len(text.split()), len(reference.split())) == (5, 6)
     assert corpus_prompts(corpus, 6, SETTINGS) == prompts
     assert corpus_prompts(corpus, 6, Writing(words=5, tokens=8, seed=1)) != prompts
-    with pytest.raises(InputError, match="has 0 texts to continue"):
-        corpus_prompts(corpus, 6, Writing(words=9000))
 
 
 def test_prompts_are_the_lines_of_a_file(tmp_path):
@@ -270,16 +250,10 @@ def test_prompts_are_the_lines_of_a_file(tmp_path):
     file.write_text("One line.\n\n" + "word " * 11 + "\nThe third\n")
     prompts = file_prompts(file, 2, SETTINGS)
     assert [(p.id, len(p.reference.split())) for p in prompts] == [("1", 0), ("3", 6)]
-    assert len(file_prompts(file, 10**20, SETTINGS)) == 3
-    for content, message in (
-        ("caf\xe9\n".encode("latin-1"), "is not UTF-8"),
-        (b"alone\n", "has 1 texts to continue"),
-    ):
-        file.write_bytes(content)
-        with pytest.raises(InputError, match=message):
-            file_prompts(file, 2, SETTINGS)
-    with pytest.raises(InputError, match="there is no file"):
-        file_prompts(tmp_path / "none", 2, SETTINGS)
+    assert len(file_prompts(file, 99, SETTINGS)) == 3
+    file.write_text("alone\n")
+    with pytest.raises(InputError, match="has 1 texts to continue"):
+        file_prompts(file, 2, SETTINGS)
 
 
 def test_continuations_are_those_of_generate(tiny_model):
@@ -316,8 +290,7 @@ def test_bleu_by_hand():
     means = {text: figures["mean"]["value"] for text, figures in models.items()}
     assert means == pytest.approx(scores, abs=1e-3)
     # It needs two references.
-    for missing in ([Prompt("2", "p", "")], [Prompt("1", "p", "a b"), Prompt("2", "p", "")]):
-        assert bleu_figures(missing, {"m": ["a b"] * len(missing)}) is None
+    assert bleu_figures([Prompt("2", "p", "")], {"m": ["a b"]}) is None
 
 
 def test_means_have_the_bleu_of_other_prompts_as_control():
@@ -340,15 +313,14 @@ def test_means_have_the_bleu_of_other_prompts_as_control():
 
 def test_bradley_terry_by_hand_and_recovered():
     # Two of three points are odds of 2 to 1, which is a difference of 400 log10(2) = 120.412.
-    for scores in ([1, 1, 0], [1, 0.5, 0.5]):
-        wins = total_wins(np.array(scores, float)[:, None], 2)
-        assert wins.tolist() == [[0, 2], [1, 0]]
-        assert bradley_terry(wins).tolist() == pytest.approx([1060.206, 939.794], abs=1e-3)
+    wins = total_wins(np.array([1, 0.5, 0.5])[:, None], 2)
+    assert wins.tolist() == [[0, 2], [1, 0]]
+    assert bradley_terry(wins).tolist() == pytest.approx([1060.206, 939.794], abs=1e-3)
     ratings = np.array([800.0, 950.0, 1050.0, 1200.0])
     expected = 1 / (1 + 10 ** ((ratings[None] - ratings[:, None]) / 400))
     np.fill_diagonal(expected, 0)
-    for games in (np.full((4, 4), 7), np.arange(4) + 1 + np.arange(4)[:, None]):
-        assert bradley_terry(expected * games) == pytest.approx(ratings, abs=1e-6)
+    games = np.arange(4) + 1 + np.arange(4)[:, None]
+    assert bradley_terry(expected * games) == pytest.approx(ratings, abs=1e-6)
 
 
 def test_a_player_that_never_loses_ends_at_the_bound_and_one_without_games_at_the_start():
@@ -370,29 +342,28 @@ def prefer_reference(request, number):
     return {"verdict": "A" if a_wins else "B"}
 
 
-def endpoint_judge(url):
-    return lambda file: EndpointJudge(Endpoint(url, "m", retries=0), file)
-
-
 def test_an_interrupted_study_resumes_and_takes_another_model(ordinary, tiny_model, tmp_path):
     out, models = tmp_path / "out", unique_names(ordinary)
 
     def fail_after_40(request, number):
         return prefer_reference(request, number) if number < 40 else (500, "")
 
+    def run(models, url):
+        judge = EndpointJudge(Endpoint(url, "m", retries=0), out / VERDICTS)
+        return run_judging(models, STORIES, SETTINGS, out, judge)
+
     with ChatServer(fail_after_40) as server, pytest.raises(InputError, match="kept in"):
-        run_judging(models, STORIES, SETTINGS, out, endpoint_judge(server.url))
+        run(models, server.url)
     assert not (out / RESULT_FILE).exists()
     with ChatServer(prefer_reference) as server:
-        study = (STORIES, SETTINGS, out, endpoint_judge(server.url))
-        result = run_judging(models, *study)
+        result = run(models, server.url)
         # Of 72 questions of the examination and 24 about the models, 40 were answered before.
         assert len(server.requests) == 56
         assert result == read_json(out / RESULT_FILE)
         server.requests.clear()
-        assert run_judging(models, *study)["ratings"] == result["ratings"]
+        assert run(models, server.url)["ratings"] == result["ratings"]
         assert server.requests == []
-        more = run_judging(unique_names([*ordinary, tiny_model]), *study)
+        more = run(unique_names([*ordinary, tiny_model]), server.url)
         # Two more pairs, unless two models write the same.
         assert 0 < len(server.requests) <= 48
     assert result["judge"]["usable"]
@@ -406,11 +377,11 @@ def test_an_interrupted_study_resumes_and_takes_another_model(ordinary, tiny_mod
 
 def test_ratings_follow_from_the_stored_verdicts(ordinary, tmp_path):
     out, judge = tmp_path / "out", LocalJudge(ordinary[0])
-    result = run_judging(unique_names(ordinary), STORIES, SETTINGS, out, lambda file: judge)
+    result = run_judging(unique_names(ordinary), STORIES, SETTINGS, out, judge)
     rows = pq.read_table(out / VERDICTS_TABLE).to_pylist()
     (pair,) = result["ratings"]["pairs"]
     assert pair["score"]["value"] == pytest.approx(sum(row["score_a"] for row in rows) / 12)
-    assert pair["won"] + pair["lost"] <= pair["games"] == 12
+    assert pair["games"] == 12
     best = max(result["ratings"]["models"], key=lambda row: row["rating"]["value"])
     assert best["model"] == ("a" if pair["score"]["value"] >= 0.5 else "b")
     # Random weights cannot judge.

@@ -2,7 +2,6 @@ import math
 
 import numpy as np
 import pytest
-from datasets import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 from lm_eval.evaluator import evaluate
 
 from prismlm.errors import FormatError, InputError
@@ -24,13 +23,6 @@ TASKS = ("arc_easy", "piqa", "winogrande")
 (PIQA,) = select_benchmarks("seed", ["piqa"])
 
 
-@pytest.fixture(autouse=True)
-def _quiet():
-    disable_progress_bars()
-    yield
-    enable_progress_bars()
-
-
 def test_an_unreachable_hub_is_reported():
     with pytest.raises(InputError, match=r"documents of piqa cannot be downloaded .*--data"):
         load_tasks(PIQA, SuiteOptions())
@@ -38,35 +30,18 @@ def test_an_unreachable_hub_is_reported():
 
 def test_a_copy_that_is_not_whole_is_named(tmp_path):
     copy = write_benchmarks(tmp_path, "piqa") / "baber" / "piqa"
-    options, file = SuiteOptions(data=tmp_path), copy / "validation.parquet"
-    rows = [{"goal": "To boil water", "label": 0}]
-
-    def refused():
-        with pytest.raises(FormatError, match=r"baber/piqa does not hold the questions of piqa \("):
-            select_questions(PIQA, options)
-
-    write_benchmarks(tmp_path, "piqa", rows=rows)
-    refused()
     # As git without LFS leaves it.
-    file.write_text("version https://git-lfs.github.com/spec/v1\n")
-    refused()
-    file.unlink()
-    refused()
+    (copy / "validation.parquet").write_text("version https://git-lfs.github.com/spec/v1\n")
+    with pytest.raises(FormatError, match=r"baber/piqa does not hold the questions of piqa \("):
+        select_questions(PIQA, SuiteOptions(data=tmp_path))
 
 
-@pytest.mark.parametrize("label", [-1, 2])
-def test_a_question_without_a_right_answer_is_named(tmp_path, label):
-    rows = [{"goal": "g", "sol1": "a", "sol2": "b", "label": n} for n in (0, 1, label)]
+def test_a_question_without_a_right_answer_is_named(tmp_path):
+    rows = [{"goal": "g", "sol1": "a", "sol2": "b", "label": n} for n in (0, 1, -1)]
     options = SuiteOptions(data=write_benchmarks(tmp_path, "piqa", rows=rows))
     where = f"row 2 of the validation set of piqa in {tmp_path}/baber/piqa"
-    with pytest.raises(FormatError, match=f"{where} has the label {label}: expected"):
+    with pytest.raises(FormatError, match=f"{where} has the label -1: expected"):
         select_questions(PIQA, options)
-
-
-def test_progress_bars_of_others_stay(options):
-    enable_progress_bars()
-    select_questions(PIQA, options)
-    assert not are_progress_bars_disabled()
 
 
 # -- a suite on one model
@@ -97,9 +72,7 @@ def test_accuracies_equal_those_of_lm_evals_evaluator(lm, options, tmp_path):
     lm.predictor = "plain"
 
 
-def test_other_options_another_model_and_damaged_answers_are_refused(
-    lm, options, tmp_path, tiny_model
-):
+def test_other_options_and_another_model_are_refused(lm, options, tmp_path, tiny_model):
     out = tmp_path / "out"
     with pytest.raises(InputError, match=r"aps/super_glue is not a directory: .*boolq needs"):
         run_suite(lm, "tiny", out, SuiteOptions(data=options.data, seed=3), ["boolq"])
@@ -111,10 +84,6 @@ def test_other_options_another_model_and_damaged_answers_are_refused(
     other.model.get_input_embeddings().weight.data += 1
     with pytest.raises(InputError, match=r"other settings \(model: "):
         run_suite(other, "tiny", out, options, ["piqa"])
-    for damaged in ('{"choices": []}', '{"choices": [0], "correct": [1]}', "[]"):
-        (out / "tasks" / "piqa.json").write_text(damaged)
-        with pytest.raises(FormatError, match=r"piqa\.json is not what a run writes"):
-            run_suite(lm, "tiny", out, options, ["piqa"])
 
 
 def test_a_limit_samples_questions_by_the_seed(options):
@@ -157,10 +126,9 @@ def test_figures_by_hand():
     assert prototypes["change_stderr"] == pytest.approx(100 * 0.25 / 0.75)
     # Without a right answer there is no change, with a single question no error.
     assert math.isnan(mean_figures([answers([0] * 4, [1, 0, 0, 0])])["prototype_only"]["change"])
-    single = mean_figures([answers([1], [0], choices=[4])])
-    assert (single["plain"]["value"], single["prototype_only"]["change"]) == (1, -100)
-    assert math.isnan(single["plain"]["stderr"])
-    assert math.isnan(single["prototype_only"]["change_stderr"])
+    single = mean_figures([answers([1], [0], choices=[4])])["prototype_only"]
+    assert single["change"] == -100
+    assert math.isnan(single["change_stderr"])
 
 
 def test_a_mean_over_tasks_by_hand():
@@ -172,9 +140,9 @@ def test_a_mean_over_tasks_by_hand():
 
 
 def test_points_under_a_way_by_hand(monkeypatch):
-    """Differences (0, −1, 0, 0), (0, 1, 0, 0), of 25 points standard error, and of one question."""
+    """Differences (0, −1, 0, 0), (0, 1, 0, 0), of 25 points standard error."""
     pair = [answers([1, 1, 0, 1], [1, 0, 0, 1]), answers([0] * 4, [0, 1, 0, 0])]
-    given = iter([*pair, answers([1], [0], choices=[4])])
+    given = iter(pair)
     monkeypatch.setattr(suite, "ask", lambda *_: next(given))
     monkeypatch.setattr(suite, "WaysLM", lambda *_: None)
     rows = suite.ask_ways(None, {"prototype_only": Way()}, dict.fromkeys("ab", ([], 4)))
@@ -187,7 +155,3 @@ def test_points_under_a_way_by_hand(monkeypatch):
         assert (points.value, points.low, points.high) == pytest.approx(
             (value, value - half, value + half)
         )
-    row, _ = suite.ask_ways(None, {"prototype_only": Way()}, {"a": ([], 1)})
-    points = row["prototype_only"]["points"]
-    assert points.value == -100
-    assert math.isnan(points.low)

@@ -7,7 +7,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import GPT2Config, LlamaConfig, Mamba2Config, MambaConfig, PreTrainedTokenizerFast
+from transformers import GPT2Config, LlamaConfig, Mamba2Config, PreTrainedTokenizerFast
 
 from prismlm.models.presets import build_config, build_model
 
@@ -18,14 +18,10 @@ WIDE = SIZES | {"hidden_size": 32, "num_hidden_layers": 2}
 CONFIGS = {
     "gpt2": lambda: GPT2Config(**SIZES, n_embd=32, n_layer=2, n_head=2, n_positions=64),
     "llama": lambda: LlamaConfig(**WIDE, intermediate_size=48, num_attention_heads=2),
-    "mamba": lambda: MambaConfig(**WIDE, state_size=4),
     "mamba2": lambda: Mamba2Config(
         **WIDE, state_size=8, head_dim=16, num_heads=4, n_groups=1, chunk_size=16
     ),
     "protot": lambda: build_config({"model_type": "prismlm_protot", "num_channels": 8} | OWN, V, 0),
-    "deltanet": lambda: build_config(
-        {"model_type": "prismlm_deltanet", "num_heads": 2} | OWN, V, 0
-    ),
 }
 OWN = {"hidden_size": 32, "num_hidden_layers": 2, "dropout": 0.0}
 

@@ -30,10 +30,12 @@ NEWS = [
 
 def write_texts(place):
     """Write the corpora as `prismlm eval pairs --data` takes them."""
-    for name in ("wikitext2", "dailydialog", "ag_news"):
+    columns = {
+        "wikitext2": {"text": [f" {line} \n" for line in WIKITEXT]},
+        "dailydialog": {"dialog": [TURNS[:3], TURNS[3:]]},
+        "ag_news": {"text": NEWS},
+    }
+    for name, column in columns.items():
         (place / name).mkdir(parents=True)
-    (place / "wikitext2" / "test.txt").write_text("".join(f" {line} \n" for line in WIKITEXT))
-    pq.write_table(pa.table({"turns": [TURNS[:3], TURNS[3:]]}), place / "dailydialog/a.parquet")
-    titles = ["Prices rose", "", "", ""]
-    pq.write_table(pa.table({"text": NEWS, "title": titles}), place / "ag_news/a.parquet")
+        pq.write_table(pa.table(column), place / name / "a.parquet")
     return place

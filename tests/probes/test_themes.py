@@ -11,7 +11,6 @@ from prismlm.errors import InputError
 from prismlm.lens.labels.endpoint import Endpoint
 from prismlm.models.attention import head_writes
 from prismlm.probes.themes import (
-    EXPLANATION_LENGTH,
     MARKED_TOKENS,
     SIDE_TOKENS,
     EndpointJudge,
@@ -91,7 +90,7 @@ def test_what_is_marked_alone_and_what_surrounds_it_alone_are_themes(judge):
     assert signs.theme == "“,”"
 
 
-@pytest.mark.parametrize("themes", [1, 2, 4, 7, 10])
+@pytest.mark.parametrize("themes", [1, 4])
 def test_planted_themes_are_found(themes):
     draw = np.random.default_rng(themes)
     # Words by Zipf's law, as in text.
@@ -135,23 +134,15 @@ def test_a_unit_is_asked_about_once_with_its_marks(opened):
         assert second.judge([unit(0), unit(1)]) == result
         assert first.judge([unit(0)]) == [Judgement("tides", 9, 10, 1, "Sea.")]
     assert len(server.requests) == 2
-    assert first.source == "endpoint:m"
-    assert (first.session.usage()["requests"], second.session.usage()["requests"]) == (2, 0)
     text = server.requests[0]["messages"][0]["content"]
     # Text cannot close the fence around it.
     assert text.count("</data-") == 2
     # Marks of the text itself cannot be taken for ours.
     assert text.count("<< tide") == 10
     assert "‹‹is››<< high>>" in text
-    assert text.count('{"passage": ') == 10
-    schema = server.requests[0]["response_format"]["json_schema"]["schema"]
-    assert schema["properties"]["coverage"] == {"type": "integer"}
-    assert list(schema["required"]) == list(GOOD)
 
 
-@pytest.mark.parametrize(
-    "wrong", [{"coverage": 11}, {"themes": 0}, {"coverage": 9.5}, {"theme": " \n"}, {"more": 1}]
-)
+@pytest.mark.parametrize("wrong", [{"coverage": 11}, {"theme": " \n"}])
 def test_rubbish_is_asked_for_again_and_then_is_no_answer(opened, wrong):
     def behave(request, number):
         return GOOD | wrong if "tide0" in request["messages"][0]["content"] else GOOD
@@ -163,15 +154,6 @@ def test_rubbish_is_asked_for_again_and_then_is_no_answer(opened, wrong):
     assert [one.theme for one in result[1:]] == ["tides", "tides"]
     assert len(server.requests) == 4
     assert sum(asking.session.usage()["failures"].values()) == 1
-
-
-def test_what_it_says_is_one_line_that_drives_no_terminal(opened):
-    said = GOOD | {"theme": "a\x1b[31m\nb", "explanation": "x\ty" * 400}
-    with ChatServer(lambda request, number: said) as server:
-        (result,) = opened(server.url).judge([unit(0)])
-    assert result.theme == "a [31m b"
-    assert result.explanation.isprintable()
-    assert len(result.explanation) <= EXPLANATION_LENGTH
 
 
 def test_a_prototype_has_its_nearest_positions_without_overlaps(lm):
@@ -199,16 +181,9 @@ def test_a_prototype_has_its_nearest_positions_without_overlaps(lm):
         assert all(a.start + a.length <= b.start for a, b in pairwise(spans))
         for span in spans:
             assert span.length <= 2 * SIDE_TOKENS + 1
-            assert corpus.document_at(span.start) == span.document
             passage = passages[span]
             assert excerpt(corpus, span.marked[0], 1) in passage.words[passage.marked[0]]
             assert "".join(passage.words) == excerpt(corpus, span.start, span.length)
-
-
-def test_a_lens_without_its_corpus_is_refused(lm, monkeypatch):
-    monkeypatch.setattr(type(lm.lens), "corpus", None)
-    with pytest.raises(InputError, match="or has changed, and the text around positions"):
-        prototype_units(lm.lens, lm.head.prototypes)
 
 
 def test_channels_have_what_writes_most(corpus, sequences):
@@ -247,29 +222,24 @@ def test_random_sequences_have_the_shapes_of_the_units(corpus, sequences):
     drawn = random_spans(result, corpus, "all", 30, 0)
     shapes = [(s.length, len(s.marked)) for unit in result for s in unit.spans][:30]
     assert [(span.length, len(span.marked)) for span in drawn] == shapes
-    assert drawn == random_spans(result, corpus, "all", 30, 0)
-    assert drawn != random_spans(result, corpus, "all", 30, 1)
-    assert len({span.document for span in drawn}) > 10
+    assert (
+        drawn
+        == random_spans(result, corpus, "all", 30, 0)
+        != random_spans(result, corpus, "all", 30, 1)
+    )
     for span in drawn:
         end = int(corpus.starts[span.document] + corpus.lengths[span.document])
         assert corpus.starts[span.document] <= span.start <= span.start + span.length < end
-        assert len({*span.marked}) == len(span.marked)
-        assert all(span.start <= place < span.start + span.length for place in span.marked)
+        assert all(span.start <= place < span.start + span.length for place in {*span.marked})
 
 
-@pytest.mark.parametrize(
-    ("values", "random"),
-    [((8, 2, None, 9) * 9, (3, None, 1, None) * 9), ((8, None), (None, None)), ((7,), (2,))],
-)
-def test_differences_are_of_the_means_of_valid_answers(values, random):
+def test_differences_are_of_the_means_of_valid_answers():
     judgements = (
         [None if x is None else Judgement("theme", x, 1, 1, "") for x in column]
-        for column in (values, random)
+        for column in ((8, 2, None, 9) * 9, (3, None, 1, None) * 9)
     )
     row = theme_figures(*judgements).rows[0]
+    assert (row["mean"], row["random_mean"]) == (19 / 3, 2)
     difference = row["difference"]
-    if row["random_mean"] is None:
-        assert np.isnan(difference.value)
-    else:
-        assert difference.value == pytest.approx(row["mean"] - row["random_mean"])
-        assert difference.low <= difference.value <= difference.high
+    assert difference.value == pytest.approx(19 / 3 - 2)
+    assert difference.low < difference.value < difference.high

@@ -114,12 +114,13 @@ def judge(
     from prismlm.eval.runs import unique_names
 
     paths = models or []
-    opener = study.judge_opener(judge, opt.open_endpoint(endpoint, endpoint_model))
-    if not paths and (opener is None or out is None):
+    asked = opt.open_endpoint(endpoint, endpoint_model)
+    if not paths and (out is None or (judge is None and asked is None)):
         raise InputError("name a MODEL, or a judge to examine and its --out DIR.")
     opt.check_one_of("texts by --corpus DIR or --prompts FILE, one of them", corpus, prompts)
     directory = paths[0] / "eval" / "judge" if out is None else out
     check_outputs(directory=directory, inputs=(*paths, corpus, prompts, judge), overwrite=True)
+    judging = study.open_judge(judge, asked, directory)
     writing = study.Writing(prompt_words, new_tokens, temperature, seed)
     if prompts is not None:
         texts = study.file_prompts(prompts, prompts_count, writing)
@@ -127,7 +128,7 @@ def judge(
         texts = study.corpus_prompts(Corpus.open(str(corpus)), prompts_count, writing)
     named, progress = unique_names(paths), ConsoleReporter()
     with orderly_end():
-        result = study.run_judging(named, texts, writing, directory, opener, progress=progress)
+        result = study.run_judging(named, texts, writing, directory, judging, progress=progress)
     output.report_written(directory / study.RESULT_FILE)
     output.show(result, as_json, _judgement(result))
 

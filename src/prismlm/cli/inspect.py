@@ -327,7 +327,9 @@ def spectra(
     split: opt.Split = "heldout",
     tokens: Tokens = 50_000,
     length: Length = None,
-    context: Annotated[int | None, option("T", "Window of the loss (default: two rows).")] = None,
+    context: Annotated[
+        int | None, option("T", "Window of the loss (default: two rows).", min=2)
+    ] = None,
     seed: opt.Seed = 0,
     loss_only: Annotated[bool, flag("--loss-only", "Only the loss by length.")] = False,
     as_json: opt.Json = False,

@@ -22,7 +22,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
-from functools import cache, lru_cache, partial
+from functools import lru_cache, partial
 from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -34,24 +34,14 @@ from scipy.stats import rankdata
 from tokenizers.processors import TemplateProcessing
 from torch import Tensor, nn
 from torch.nn import functional as F
-from transformers import (
-    PreTrainedModel,
-    PreTrainedTokenizerBase,
-    get_linear_schedule_with_warmup,
-)
+from transformers import PreTrainedModel, PreTrainedTokenizerBase, get_linear_schedule_with_warmup
 from transformers.trainer_pt_utils import get_length_grouped_indices
 
 from prismlm import fingerprints
 from prismlm.corpus.encode import around_text, check_fast, text_encoder
-from prismlm.errors import (
-    DivergenceError,
-    FormatError,
-    InputError,
-    check_choice,
-    shown,
-)
-from prismlm.eval.runs import read_columns, read_part, run_study, sample_rows
-from prismlm.files import check_json, keep_json, read_json
+from prismlm.errors import DivergenceError, FormatError, InputError, check_choice, shown
+from prismlm.eval.runs import read_columns, run_study, sample_rows
+from prismlm.files import keep_json, read_json
 from prismlm.hub import fetching
 from prismlm.models.checkpoint import read_checkpoint
 from prismlm.models.device import learned_positions, uses_bf16
@@ -65,7 +55,7 @@ from prismlm.statistics import interval_of
 from prismlm.training.setup import decayed_names
 
 HUB = "nyu-mll/glue"
-MIN_SCORE, MAX_SCORE = 0.0, 5.0  # of STS-B
+MAX_SCORE = 5.0  # of STS-B, from 0
 MISMATCHED = "dev_mismatched"  # only MNLI has it
 
 
@@ -119,45 +109,39 @@ class Rows(NamedTuple):
 
     inputs: list[Any]
     labels: np.ndarray
-    source: str
 
 
 def read_split(task: Task, split: str, data: Path | None) -> Rows:
     """Return a split of a task; ``data`` is a copy of the hub's files, None for the hub."""
-    hub = task.splits[split]
+    hub, columns = task.splits[split], (*task.columns, "label")
     if data is None:
         from datasets import load_dataset
 
+        source = f"{HUB} {task.name} {hub}"
         with fetching(f"the {split} set of {task.title}", "a copy of its files"):
             dataset: Any = load_dataset(HUB, task.name, split=hub)
-        table, source = dataset.with_format("arrow")[:], f"{HUB} {task.name} {hub}"
+        table = dataset.with_format("arrow")[:]
     else:
-        files = sorted((data / task.name).glob(f"{hub}*.parquet"))
+        source = data / task.name / f"{hub}*.parquet"
+        files = sorted(source.parent.glob(source.name))
         if not files:
             raise InputError(
-                f"{data / task.name} has no {hub}*.parquet, which {task.title} needs: expected a "
-                f"copy of {HUB}. Leave the task out with --tasks, or leave --data out to read from "
-                "the hub."
+                f"{source.parent} has no {source.name}, which {task.title} needs: expected a copy "
+                f"of {HUB}. Leave the task out with --tasks, or leave --data out to read from the "
+                "hub."
             )
-        columns = (*task.columns, "label")
-        tables = [read_columns(path, columns, ", ".join(columns)) for path in files]
-        table = pa.concat_tables([one.select(columns) for one in tables])
-        source = " and ".join(f"{task.name}/{path.name}" for path in files)
+        table = pa.concat_tables([read_columns(path, columns) for path in files])
     texts = list(zip(*(table[name].to_pylist() for name in task.columns), strict=True))
-    labels = table["label"].to_pylist()
+    labels, most = table["label"].to_pylist(), task.classes - 1 if task.classes else MAX_SCORE
     for number, (row, label) in enumerate(zip(texts, labels, strict=True)):
-        if task.classes:
-            known = type(label) is int and 0 <= label < task.classes
-        else:
-            known = type(label) in (int, float) and MIN_SCORE <= label <= MAX_SCORE
+        known = isinstance(label, (int, float)) and 0 <= label <= most
         if not known or not all(isinstance(text, str) for text in row):
-            expected = f"a class below {task.classes}" if task.classes else "a score from 0 to 5"
             raise FormatError(
                 f"row {number} of {source} is {shown(row)} with the label {shown(label)}: expected "
-                f"text and {expected}. Copy the file from {HUB} again; the labels of its test "
-                "split, -1, are not published."
+                f"text and a label from 0 to {most:g}. Copy the file from {HUB} again; the labels "
+                "of its test split, -1, are not published."
             )
-    return Rows(texts, np.array(labels), source)
+    return Rows(texts, np.array(labels))
 
 
 MAX_LENGTH = 512  # tokens per row
@@ -170,24 +154,14 @@ REMEDY = "give a smaller rate by --learning-rate, or let --search choose one."
 
 @dataclass(frozen=True)
 class GlueOptions:
-    """Settings of every run.
+    """Settings of every run."""
 
-    Attributes:
-        data: a copy of the hub's files; None for the hub.
-        limit: training rows, drawn by a run's seed, the same for every model; None for all.
-        dev_limit: rows of each dev set, drawn by seed 0; None for all.
-        learning_rate: the maximum; None for that of a stored search, by default ProtoT's.
-        warmup: fraction of all steps over which it rises, likewise.
-        epochs: maximum.
-        batch_size: rows per step.
-    """
-
-    data: Path | None = None
-    limit: int | None = None
-    dev_limit: int | None = None
-    learning_rate: float | None = None
-    warmup: float | None = None
-    epochs: int = 3
+    data: Path | None = None  # a copy of the hub's files; None for the hub
+    limit: int | None = None  # training rows, drawn by a run's seed; None for all
+    dev_limit: int | None = None  # rows of each dev set, drawn by seed 0; None for all
+    learning_rate: float | None = None  # the maximum; None for a search's, by default ProtoT's
+    warmup: float | None = None  # fraction of all steps over which it rises, likewise
+    epochs: int = 3  # at most
     batch_size: int = 16
 
     def note(self, lm: GlueModel) -> dict[str, Any]:
@@ -219,15 +193,13 @@ class GlueModel:
         return Classifier(self.model, task.classes or 1)
 
     def _read_task(self, task: Task, data: Path | None, dev_limit: int | None) -> dict[str, Rows]:
-        """Return the tokens and labels of the available splits of a task."""
+        """Return the tokens and labels of the splits of a task."""
         splits: dict[str, Rows] = {}
-        for split, hub in task.splits.items():
-            if split == MISMATCHED and data and not any((data / task.name).glob(f"{hub}*")):
-                continue
-            rows = read_split(task, split, data)
-            chosen = sample_rows(len(rows.inputs), None if split == "train" else dev_limit, 0)
-            tokens = encode(self.tokenizer, [rows.inputs[row] for row in chosen], self.length)
-            splits[split] = Rows(tokens, rows.labels[chosen], rows.source)
+        for split in task.splits:
+            texts, labels = read_split(task, split, data)
+            chosen = sample_rows(len(texts), None if split == "train" else dev_limit, 0)
+            tokens = encode(self.tokenizer, [texts[row] for row in chosen], self.length)
+            splits[split] = Rows(tokens, labels[chosen])
         return splits
 
 
@@ -384,18 +356,9 @@ def run_glue(
     for task, fresh, seed in product(select_tasks(tasks), {False, from_scratch}, seeds):
         name = f"{task.name}-{seed}{'-from-scratch' if fresh else ''}"
         parts[name] = partial(_run, lm, task, options, seed, progress, from_scratch=fresh)
-        if not (out / RUNS / f"{name}.json").is_file():
-            check_data(task, options.data)
     note = options.note(lm)
     facts = {"name": lm.name, **note, "rate_from": rate_from}
     return run_study(out / RESULT_FILE, RUNS, note, parts, lambda: facts | {"tasks": figures(out)})
-
-
-@cache
-def check_data(task: Task, data: Path | None) -> None:
-    """Check once, before the first run, that the data of all tasks can be read."""
-    for split in ("train", "dev"):
-        read_split(task, split, data)
 
 
 def with_rate(lm: GlueModel, out: Path, options: GlueOptions) -> tuple[GlueOptions, str]:
@@ -405,7 +368,6 @@ def with_rate(lm: GlueModel, out: Path, options: GlueOptions) -> tuple[GlueOptio
     default, rate_from = {"learning_rate": rate, "warmup": warmup}, "the source's"
     if path.is_file():
         choice = read_note(path, path.parent, model=lm.identity)
-        check_json(choice, dict.fromkeys(default, float), str(path))
         default, rate_from = {name: choice[name] for name in default}, "searched"
     given = {name: getattr(options, name) for name in default if getattr(options, name) is not None}
     return replace(options, **(default | given)), "given" if given else rate_from
@@ -470,32 +432,30 @@ def _run(
     steps = options.epochs * -(-len(rows) // options.batch_size)
     with progress.task(title, steps, "steps") as progress_task:
         history = fine_tune(classifier, rows, labels, evaluate, options, seed, progress_task)
-    measured = {
-        name: {"rows": len(split.inputs), "where": split.source}
-        | {"gold": split.labels.tolist(), "given": predict(split).tolist()}
-        for name, split in dev_splits.items()
-    }
-    settings = ("learning_rate", "warmup", "epochs", "batch_size")
-    return {name: getattr(options, name) for name in settings} | {
+    return {
         "task": task.name,
         "seed": seed,
         "from_scratch": from_scratch,
         "dev_history": history,
-        "train": {"rows": len(rows), "where": train.source},
-        "measured": measured,
+        "train": {"rows": len(rows)},
+        "measured": {
+            name: {"gold": split.labels.tolist(), "given": predict(split).tolist()}
+            for name, split in dev_splits.items()
+        },
     }
 
 
 def figures(out: Path) -> list[dict[str, Any]]:
     """Return the figures of all runs of a directory, by task and measured split."""
-    runs = [read_part(path, _with_arrays) for path in sorted((out / RUNS).glob("*.json"))]
+    runs = [read_json(path) for path in (out / RUNS).glob("*.json")]
     runs.sort(key=lambda run: run["seed"])
     rows: list[dict[str, Any]] = []
     for task, split in ((one, name) for one in TASKS for name in one.splits):
         matching = [r for r in runs if r["task"] == task.name and split in r["measured"]]
         if not matching:
             continue
-        measured, arms = matching[0]["measured"][split], ("fine_tuned", "from_scratch")
+        gold = np.array(matching[0]["measured"][split]["gold"])
+        tuned, scratch = ([r for r in matching if r["from_scratch"] == x] for x in (False, True))
         rows.append(
             {
                 "task": task.name,
@@ -503,25 +463,13 @@ def figures(out: Path) -> list[dict[str, Any]]:
                 "split": split,
                 "metrics": list(task.metrics),
                 "train": matching[0]["train"],
-                "measured": {key: measured[key] for key in ("rows", "where")},
-                "constant": {name: constant(name, measured["gold"]) for name in task.metrics},
-            }
-            | {
-                arm: summarise(task, split, [r for r in matching if r["from_scratch"] == fresh])
-                for fresh, arm in enumerate(arms)
+                "measured": {"rows": len(gold)},
+                "constant": {name: constant(name, gold) for name in task.metrics},
+                "fine_tuned": summarise(task, split, tuned),
+                "from_scratch": summarise(task, split, scratch),
             }
         )
     return rows
-
-
-def _with_arrays(run: dict[str, Any]) -> dict[str, Any]:
-    """Return a run whose measured splits have their answers as arrays."""
-    keys = ("task", "seed", "from_scratch", "train")
-    measured = {
-        split: part | {key: np.array(part[key], float) for key in ("gold", "given")}
-        for split, part in run["measured"].items()
-    }
-    return {key: run[key] for key in keys} | {"measured": measured}
 
 
 def summarise(task: Task, split: str, runs: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
@@ -532,8 +480,8 @@ def summarise(task: Task, split: str, runs: Sequence[Mapping[str, Any]]) -> dict
     """
     if not runs:
         return None
-    gold = runs[0]["measured"][split]["gold"]
-    predicted = [run["measured"][split]["given"] for run in runs]
+    gold = np.array(runs[0]["measured"][split]["gold"])
+    predicted = [np.array(run["measured"][split]["given"]) for run in runs]
     measured = [measure(task, gold, answer) for answer in predicted]
     values = {metric: [m[metric] for m in measured] for metric in task.metrics}
     first = METRICS[task.metrics[0]]
@@ -551,7 +499,7 @@ def summarise(task: Task, split: str, runs: Sequence[Mapping[str, Any]]) -> dict
 
 def answers(task: Task, outputs: np.ndarray) -> np.ndarray:
     """Return the answers of a classifier's outputs [N, C]: classes, or scores from 0 to 5."""
-    return outputs.argmax(-1) if task.classes else outputs[:, 0].clip(MIN_SCORE, MAX_SCORE)
+    return outputs.argmax(-1) if task.classes else outputs[:, 0].clip(0, MAX_SCORE)
 
 
 def _ratio(numerator: np.ndarray, denominator: np.ndarray) -> np.ndarray:

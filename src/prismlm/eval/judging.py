@@ -23,8 +23,7 @@ prompt.
 from __future__ import annotations
 
 import re
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from itertools import combinations, cycle, islice
@@ -41,9 +40,9 @@ from prismlm import fingerprints
 from prismlm.corpus.chat import as_chat, encode_chat
 from prismlm.corpus.encode import encode_text
 from prismlm.corpus.store import Corpus
-from prismlm.errors import InputError, check_whole
-from prismlm.eval.runs import make_parts, read_part
-from prismlm.files import keep_json, read_text
+from prismlm.errors import InputError
+from prismlm.eval.runs import make_parts
+from prismlm.files import keep_json, read_json, read_text
 from prismlm.lens.labels.endpoint import Endpoint, Question, Session, fenced, one_line
 from prismlm.lens.labels.endpoint import prompt as fill_template
 from prismlm.lens.opened_model import MAX_SEED, write_after
@@ -85,50 +84,14 @@ class Pair(NamedTuple):
     b: str
 
 
-class Judged(NamedTuple):
-    """Verdicts on a pair in the order (a, b) and in the order (b, a); None: no valid answer."""
-
-    first: str | None
-    second: str | None
-
-    @property
-    def score(self) -> float | None:
-        """The score of a: 1 for a win, 0.5 for a tie, the mean of both orders."""
-        if self.first is None or self.second is None:
-            return None
-        return (SCORES[self.first] + 1 - SCORES[self.second]) / 2
-
-    @property
-    def by_position(self) -> bool:
-        """Whether the first response wins in both orders, or the second."""
-        return self.first == self.second and self.first in ("A", "B")
+# On a pair in the order (a, b) and in the order (b, a); None: no valid answer.
+Verdicts = tuple[str | None, str | None]
 
 
-class Judge(ABC):
-    """Decides which of two responses is better; ``source`` is its name for the reader."""
-
-    source: str
-
-    @abstractmethod
-    def verdicts(self, pairs: Sequence[Pair], task: Task) -> list[str | None]:
-        """Return A, B or Tie for each pair in this order; None: no valid answer."""
-
-    def usage(self) -> dict[str, Any]:
-        """Return requests to an endpoint, tokens, and counts of failures, if there are any."""
-        return {}
-
-    def judge(
-        self, pairs: Sequence[Pair], subject: str = "pairs", progress: Reporter = SILENT
-    ) -> list[Judged]:
-        """Return the verdicts on each pair in both orders; equal responses are tied."""
-        different = [pair for pair in pairs if pair.a != pair.b]
-        orders = [order for p in different for order in (p, Pair(p.text, p.b, p.a))]
-        with progress.task(f"Judging {subject}", len(orders), "questions") as task:
-            verdicts = iter(self.verdicts(orders, task))
-        return [
-            Judged("Tie", "Tie") if pair.a == pair.b else Judged(next(verdicts), next(verdicts))
-            for pair in pairs
-        ]
+def score_of(verdicts: Verdicts) -> float:
+    """Return the score of a, the mean of both orders: 1 for a win, 0.5 for a tie, NaN for none."""
+    first, second = (SCORES.get(verdict or "", np.nan) for verdict in verdicts)
+    return (first + 1 - second) / 2
 
 
 def question(pair: Pair, answer: str) -> str:
@@ -137,30 +100,26 @@ def question(pair: Pair, answer: str) -> str:
     return fill_template("better", **data, answer=answer)
 
 
-class EndpointJudge(Judge):
+class EndpointJudge:
     """A language model at an endpoint, which answers by a schema; its verdicts are stored."""
 
     def __init__(self, endpoint: Endpoint, file: Path) -> None:
         self.source = f"endpoint:{one_line(endpoint.model, NAME_LENGTH)}"
-        self._session = Session(endpoint, file)
-
-    def usage(self) -> dict[str, Any]:
-        """Return requests, tokens in and out, and counts of failures."""
-        return self._session.usage()
+        self.session = Session(endpoint, file)
 
     def verdicts(self, pairs: Sequence[Pair], task: Task) -> list[str | None]:
-        """Return the answer to each question; questions are sent concurrently."""
+        """Return A, B or Tie for each pair; questions are sent concurrently."""
 
         def verdict(number: int) -> str:
             message = {"role": "user", "content": question(pairs[number], AS_JSON)}
             request = Question((message,), {"verdict": tuple(SCORES)})
-            return self._session.ask(request)["verdict"]
+            return self.session.ask(request)["verdict"]
 
-        answers = dict(self._session.each(range(len(pairs)), verdict, task))
+        answers = dict(self.session.each(range(len(pairs)), verdict, task))
         return [answers[number] for number in range(len(pairs))]
 
 
-class LocalJudge(Judge):
+class LocalJudge:
     """A causal language model; its verdict is the most probable answer.
 
     The score of an answer is log P(answer | question), the sum over its tokens, after the model's
@@ -169,8 +128,7 @@ class LocalJudge(Judge):
 
     def __init__(self, directory: Path) -> None:
         opened: tuple[Any, Any] = read_checkpoint(directory)
-        self._model, self._tokenizer = opened
-        self._chat = self._tokenizer.chat_template is not None
+        self.model, self.tokenizer = opened
         self.source = one_line(directory.resolve().name, NAME_LENGTH)
 
     def verdicts(self, pairs: Sequence[Pair], task: Task) -> list[str | None]:
@@ -183,13 +141,11 @@ class LocalJudge(Judge):
 
     def answers(self, pair: Pair) -> dict[str, float]:
         """Return log P of each answer."""
-        text, encode = question(pair, AS_TOKEN), partial(encode_text, self._tokenizer, end=False)
-        start = (
-            encode_chat(self._tokenizer, as_chat(text))
-            if self._chat
-            else encode(f"{text}\n\nAnswer:", start=True)
-        )
-        space = "" if self._chat else " "
+        text, encode = question(pair, AS_TOKEN), partial(encode_text, self.tokenizer, end=False)
+        if self.tokenizer.chat_template is not None:
+            start, space = encode_chat(self.tokenizer, as_chat(text)), ""
+        else:
+            start, space = encode(f"{text}\n\nAnswer:", start=True), " "
         answers = {name: encode(f"{space}{name}", start=False) for name in SCORES}
         # One pass for all answers of a single token.
         prefixes = {tuple(ids[:-1]) for ids in answers.values()}
@@ -202,26 +158,44 @@ class LocalJudge(Judge):
     @torch.no_grad()
     def _log_after(self, start: Sequence[int], more: Sequence[int]) -> Tensor:
         """Return ln p [len(more) + 1, V] after ``start`` and after each token of ``more``."""
-        longest = getattr(self._model.config, "max_position_embeddings", None)
         ids = [*start, *more]
-        if longest is not None and len(ids) > longest:
-            raise InputError(
-                f"a question to the judge {self.source} has {len(ids)} tokens, and it reads "
-                f"{longest}: give shorter prompts with --prompt-words, or another judge."
-            )
-        logits = self._model(torch.tensor([ids], device=self._model.device)).logits[0]
+        check_length(self.model, len(ids), f"a question to the judge {self.source}")
+        logits = self.model(torch.tensor([ids], device=self.model.device)).logits[0]
         return logits[len(start) - 1 :].float().log_softmax(-1)
 
 
-def judge_opener(
-    directory: Path | None, endpoint: Endpoint | None
-) -> Callable[[Path], Judge] | None:
-    """Return a function that opens a judge, given the file of its verdicts; None without one."""
+Judge = EndpointJudge | LocalJudge
+
+
+def check_length(model: PreTrainedModel, tokens: int, what: str) -> None:
+    """Raise InputError for more tokens than a model reads."""
+    longest = getattr(model.config, "max_position_embeddings", None) or tokens
+    if tokens > longest:
+        raise InputError(
+            f"{what} has {tokens} tokens, and the model reads {longest}: give shorter prompts with "
+            "--prompt-words, or another model."
+        )
+
+
+def open_judge(directory: Path | None, endpoint: Endpoint | None, out: Path) -> Judge | None:
+    """Open the judge that is given, whose verdicts are stored in ``out``; None without one."""
     if directory is not None and endpoint is not None:
         raise InputError("--judge and --endpoint are two judges: give one.")
     if endpoint is not None:
-        return partial(EndpointJudge, endpoint)
-    return None if directory is None else lambda _: LocalJudge(directory)
+        return EndpointJudge(endpoint, out / VERDICTS)
+    return None if directory is None else LocalJudge(directory)
+
+
+def judge_pairs(
+    judge: Judge, pairs: Sequence[Pair], subject: str = "pairs", progress: Reporter = SILENT
+) -> list[Verdicts]:
+    """Return the verdicts on each pair in both orders; equal responses are tied."""
+    different = [pair for pair in pairs if pair.a != pair.b]
+    orders = [order for p in different for order in (p, Pair(p.text, p.b, p.a))]
+    with progress.task(f"Judging {subject}", len(orders), "questions") as task:
+        verdicts = iter(judge.verdicts(orders, task))
+    tied = ("Tie", "Tie")
+    return [tied if pair.a == pair.b else (next(verdicts), next(verdicts)) for pair in pairs]
 
 
 def examination_pairs(prompts: Sequence[Prompt], seed: int = 0) -> dict[str, list[Pair]]:
@@ -251,10 +225,10 @@ def examine(
 ) -> dict[str, Any]:
     """Return how often a judge prefers real text or follows the order, and if it is usable."""
     pairs = examination_pairs(prompts, seed)
-    judged = {name: judge.judge(pairs[name], f"{name} text", progress) for name in CONTROLS}
+    judged = {n: judge_pairs(judge, pairs[n], f"{n} text", progress) for n in CONTROLS}
     shares: dict[str, dict[str, Any]] = {}
     for name, verdicts in judged.items():
-        scores = [pair.score for pair in verdicts if pair.score is not None]
+        scores = [score_of(pair) for pair in verdicts if None not in pair]
         shares[name] = {"count": len(scores), **asdict(wilson(sum(scores), len(scores)))}
     order = order_figures([pair for verdicts in judged.values() for pair in verdicts])
     reasons: list[str] = []
@@ -264,25 +238,18 @@ def examine(
     ):
         if not shares[name]["low"] > bar:
             figure = f"its 95 % interval begins at {shares[name]['low']:.0%}"
-            figure = figure if shares[name]["count"] else "nothing was judged"
             reasons.append(f"it must prefer real text to {alternative}: {figure}")
     if (by_position := order["by_position"]["value"]) > MAX_BY_POSITION:
         reasons.append(f"it follows the position, not the text, in {by_position:.0%} of the pairs")
-    return {
-        "preferred": shares,
-        "order": order,
-        "bar": BAR,
-        "most_by_position": MAX_BY_POSITION,
-        "usable": not reasons,
-        "reasons": reasons,
-    }
+    return {"preferred": shares, "order": order, "usable": not reasons, "reasons": reasons}
 
 
-def order_figures(judged: Sequence[Judged]) -> dict[str, Any]:
+def order_figures(judged: Sequence[Verdicts]) -> dict[str, Any]:
     """Return how many pairs have verdicts, and how often these follow the position."""
-    valid = [pair for pair in judged if pair.score is not None]
-    by_position = asdict(wilson(sum(pair.by_position for pair in valid), len(valid)))
-    return {"pairs": len(valid), "failed": len(judged) - len(valid), "by_position": by_position}
+    valid = [pair for pair in judged if None not in pair]
+    by_position = sum(pair in (("A", "A"), ("B", "B")) for pair in valid)
+    share = asdict(wilson(by_position, len(valid)))
+    return {"pairs": len(valid), "failed": len(judged) - len(valid), "by_position": share}
 
 
 FORMAT_VERSION = 1
@@ -318,7 +285,7 @@ class Writing:
 def cut(id: str, text: str, settings: Writing) -> Prompt:
     """Cut a text after the last word of the prompt and of the reference."""
     count = settings.words + settings.reference_words
-    ends = [word.end() for _, word in zip(range(count), WORD.finditer(text), strict=False)]
+    ends = [word.end() for word in islice(WORD.finditer(text), count)]
     if not ends:
         return Prompt(id, "", "")
     middle = ends[min(settings.words, len(ends)) - 1]
@@ -337,16 +304,13 @@ def corpus_prompts(corpus: Corpus, count: int, settings: Writing) -> list[Prompt
 
 def file_prompts(path: Path, count: int, settings: Writing) -> list[Prompt]:
     """Return the beginnings of a file's first lines; a short line has no reference."""
-    if not path.is_file():
-        raise InputError(f"there is no file {path}: expected a text with a prompt on each line.")
     lines = enumerate(read_text(path).splitlines(), 1)
     prompts = (cut(str(number), line, settings) for number, line in lines)
     return _first((prompt for prompt in prompts if prompt.text), count, str(path), settings)
 
 
 def _first(prompts: Iterable[Prompt], count: int, source: str, settings: Writing) -> list[Prompt]:
-    check_whole("the number of prompts", count, MIN_PROMPTS)
-    chosen = [prompt for _, prompt in zip(range(count), prompts, strict=False)]
+    chosen = list(islice(prompts, count))
     if len(chosen) < MIN_PROMPTS:
         raise InputError(
             f"{source} has {len(chosen)} texts to continue: expected {MIN_PROMPTS} or more, of "
@@ -365,7 +329,6 @@ def continue_prompts(
     progress: Reporter = SILENT,
 ) -> list[str]:
     """Return a model's continuation of each prompt; seeds differ by prompt."""
-    limit = getattr(model.config, "max_position_embeddings", None)
     if model.generation_config.eos_token_id is None:  # pyright: ignore
         model.generation_config.eos_token_id = tokenizer.eos_token_id  # pyright: ignore
     texts: list[str] = []
@@ -373,11 +336,8 @@ def continue_prompts(
         for number, prompt in enumerate(prompts):
             ids = torch.tensor([encode_text(tokenizer, prompt.text)], device=model.device)
             length = ids.shape[1]
-            if not length or (limit and length + settings.tokens > limit):
-                raise InputError(
-                    f"prompt {prompt.id!r} has {length} tokens and {settings.tokens} are to "
-                    f"follow: {name} reads 1 to {limit}. Give fewer --prompt-words."
-                )
+            what = f"prompt {prompt.id!r} with what {name} writes"
+            check_length(model, length + settings.tokens, what)
             seed = (settings.seed + number) % MAX_SEED
             output = write_after(model, tokenizer, ids, settings.tokens, settings.temperature, seed)
             new = output[0, length:].tolist()
@@ -423,33 +383,31 @@ def run_judging(
     prompts: Sequence[Prompt],
     settings: Writing,
     out: Path,
-    judge: Callable[[Path], Judge] | None = None,
+    judge: Judge | None = None,
     *,
     progress: Reporter = SILENT,
 ) -> dict[str, Any]:
     """Compute what ``out`` lacks, write the tables and ``judge.json``, and return its content.
 
-    ``judge`` opens the judge, given the file of an endpoint's verdicts; None for BLEU alone.
+    Without a judge there is BLEU alone.
     """
     digest = fingerprints.of_json([prompt._asdict() for prompt in prompts])
     note = {"format_version": FORMAT_VERSION, "prompts": digest, **asdict(settings)}
     with writing(out / RESULT_FILE):
-        opened = None if judge is None else judge(out / VERDICTS)
         started = (out / VERDICTS).is_file() or any(out.glob(f"{CONTINUATIONS}/*.json"))
         begin(out, note, made=started)
+        examined = ratings = None
         with keeping(lambda: f"Continuations and verdicts so far are kept in {out}."):
-            examined = ratings = None
-            if opened is not None:
-                figures = examine(opened, prompts, settings.seed, progress)
-                examined = {"source": opened.source, **figures}
+            if judge is not None:
+                figures = examine(judge, prompts, settings.seed, progress)
+                examined = {"source": judge.source, **figures}
             texts = _continue_all(models, prompts, settings, out, note, progress)
-            if opened is not None and examined is not None:
-                if len(texts) > 1:
-                    figures = _compare(opened, prompts, texts, out, settings.seed, progress)
-                    ratings = {"readable": examined["usable"], **figures}
-                examined["asked"] = opened.usage()
+            if judge is not None and examined is not None and len(texts) > 1:
+                figures = _compare(judge, prompts, texts, out, settings.seed, progress)
+                ratings = {"readable": examined["usable"], **figures}
+        if isinstance(judge, EndpointJudge) and examined is not None:
+            examined["asked"] = judge.session.usage()
         result = {
-            "format_version": FORMAT_VERSION,
             "models": list(texts),
             "prompts": len(prompts),
             "settings": asdict(settings),
@@ -477,8 +435,7 @@ def _continue_all(
         key = fingerprints.of_model(model)
         job = partial(continue_prompts, name, model, tokenizer, prompts, settings, progress)
         make_parts(out, CONTINUATIONS, note, {key: job})
-        path = out / CONTINUATIONS / f"{key}.json"
-        texts[name] = read_part(path, lambda part: [str(text) for text in part])
+        texts[name] = read_json(out / CONTINUATIONS / f"{key}.json")
     rows = [
         {"model": name, **prompt._asdict(), "continuation": text}
         for name, continuations in texts.items()
@@ -501,21 +458,19 @@ def _compare(
     couples = list(combinations(texts, 2))
     games = [(row, *couple) for row in range(len(prompts)) for couple in couples]
     pairs = [Pair(prompts[row].text, texts[a][row], texts[b][row]) for row, a, b in games]
-    judged = judge.judge(pairs, "models", progress)
+    judged = judge_pairs(judge, pairs, "models", progress)
     verdicts = [
         {"id": prompts[row].id, "a": a, "b": b}
-        | {"verdict_ab": pair.first, "verdict_ba": pair.second, "score_a": pair.score}
+        | {"verdict_ab": pair[0], "verdict_ba": pair[1], "score_a": score_of(pair)}
         for (row, a, b), pair in zip(games, judged, strict=True)
     ]
     write_table(out / VERDICTS_TABLE, pa.Table.from_pylist(verdicts))
-    scores = np.array([pair.score for pair in judged], float).reshape(len(prompts), -1)
+    scores = np.array([*map(score_of, judged)]).reshape(len(prompts), -1)
     figures: list[dict[str, Any]] = []
     for (a, b), column in zip(couples, scores.T, strict=True):
         valid = column[~np.isnan(column)]
         mean = bootstrap(valid, seed=seed) if len(valid) else Interval(np.nan, np.nan, np.nan)
-        figure = {"first": a, "second": b, "games": len(valid)}
-        figure |= {"won": int((valid > 0.5).sum()), "lost": int((valid < 0.5).sum())}
-        figures.append(figure | {"score": asdict(mean)})
+        figures.append({"first": a, "second": b, "games": len(valid), "score": asdict(mean)})
     ratings = zip(texts, rate(scores, len(texts), seed), strict=True)
     return {
         "models": [{"model": name, "rating": asdict(rating)} for name, rating in ratings],

@@ -33,7 +33,6 @@ from prismlm.corpus.encode import around_text, encode_text
 from prismlm.corpus.layout import strings
 from prismlm.errors import FormatError, InputError, check_finite, shown
 from prismlm.eval.runs import read_columns, sample_rows
-from prismlm.files import check_room
 from prismlm.interventions.attention import clamp_attention, record_attention
 from prismlm.interventions.channels import OWN, ClampGates, intervene, record_gates
 from prismlm.models.attention import attention_layers
@@ -70,17 +69,14 @@ def read_pairs(path: Path, limit: int | None = None, seed: int = 0) -> list[Pair
 
     They come slice by slice, in the order of ``SLICES`` and ``INTERVENTIONS``.
     """
-    if not path.is_file():
-        raise InputError(f"{path} is not a file: expected pairs in Parquet. {WAY_OUT}")
-    columns = ", ".join(Pair._fields)
-    table = read_columns(path, Pair._fields, f"{columns}. {WAY_OUT}".removesuffix("."))
-    rows = [Pair(**row) for row in table.select(Pair._fields).to_pylist()]
+    table = read_columns(path, Pair._fields, WAY_OUT)
+    rows = [Pair(**row) for row in table.to_pylist()]
     by_slice: dict[str, list[Pair]] = {name: [] for name in (*SLICES, *INTERVENTIONS)}
     for number, row in enumerate(rows):
         if not all(isinstance(value, str) for value in row) or row.slice not in by_slice:
             raise FormatError(
-                f"row {number} of {path} is {shown(tuple(row))}: expected {columns} as text, and "
-                f"one of the slices {', '.join(by_slice)}. {WAY_OUT}"
+                f"row {number} of {path} is {shown(tuple(row))}: expected texts, and one of the "
+                f"slices {', '.join(by_slice)}. {WAY_OUT}"
             )
         by_slice[row.slice].append(row)
     return [
@@ -132,7 +128,6 @@ def logits_on_disk(
     """
     # The vocabulary may be padded, so its size is that of the logits.
     width = last_logits(model, torch.zeros(1, 1, dtype=torch.int64)).shape[1]
-    check_room("logits of the texts", Path(tempfile.gettempdir()), 4 * width * len(rows))
     with tempfile.TemporaryFile() as file:
         logits = np.memmap(file, np.float32, "w+", shape=(len(rows), width))
     numbers = [number for number, row in enumerate(rows) if row]
@@ -201,9 +196,7 @@ def mean_entropy(logits: np.ndarray, rows: np.ndarray, temperature: float = 1.0)
     return float(in_chunks(row_entropy, logits, rows, temperature=temperature).mean())
 
 
-def matching_temperature(
-    logits: np.ndarray, rows: np.ndarray, target: float, name: str = "the model"
-) -> float:
+def matching_temperature(logits: np.ndarray, rows: np.ndarray, target: float) -> float:
     """Return the temperature, at most 1, at which the mean entropy of rows is ``target`` nats."""
 
     def excess(log_temperature: float) -> float:
@@ -211,12 +204,6 @@ def matching_temperature(
 
     if excess(0.0) < 1e-9:
         return 1.0
-    if (above := excess(MIN_LOG_TEMPERATURE)) > 0:
-        raise InputError(
-            f"the mean entropy of {name} stays at {target + above:.3g} nats at any temperature, as "
-            f"where its largest logits are equal: expected at most {target:.3g}, the entropy to "
-            "match. Leave the model out, or store it in float32."
-        )
     root: Any = brentq(excess, MIN_LOG_TEMPERATURE, 0.0, xtol=1e-6)
     return math.exp(root)
 
@@ -265,7 +252,7 @@ def measure_robustness(
     rows_of_models: list[Row] = []
     values: dict[str, np.ndarray] = {}
     for name, x in logits.items():
-        temperature = matching_temperature(x, before, target, name)
+        temperature = matching_temperature(x, before, target)
         row = {"name": name, "entropy": entropies[name], "temperature": temperature}
         rows_of_models.append(row | {"vocabulary": vocabularies[name]})
         columns = [
@@ -278,7 +265,7 @@ def measure_robustness(
         _slice(name, {model: x[slices == name] for model, x in values.items()}, seed)
         for name in dict.fromkeys(slices.tolist())
     ]
-    facts = {"target": target, "left_out": int((~usable).sum()), "seed": seed, "unit": "bits"}
+    facts = {"target": target, "left_out": int((~usable).sum()), "seed": seed}
     facts["comparable"] = len(set(vocabularies.values())) == 1
     return facts | {"models": rows_of_models, "slices": figures}
 
@@ -291,8 +278,6 @@ def _read(
     vocabularies: dict[str, str] = {}
     usable = np.ones(len(rows), dtype=bool)
     for name, model, tokenizer in models:
-        if name in logits:
-            raise InputError(f"two models are called {name}: give each a different name.")
         tokens = encode(model, tokenizer, texts)
         usable &= np.array([bool(row) for row in tokens])[rows].all(1)
         with progress.task(name, sum(map(bool, tokens)), "texts") as task:
@@ -332,7 +317,6 @@ class Divergences(NamedTuple):
     base: float
     clamped: float
     control: float  # with a random text's routing; NaN if no other text is long enough
-    equal_length: bool  # in tokens
 
 
 def routing_of(model: PreTrainedModel) -> tuple[str, Clamp]:
@@ -341,13 +325,7 @@ def routing_of(model: PreTrainedModel) -> tuple[str, Clamp]:
         return "channels", lambda ids, alignment: intervene(
             model, ClampGates(record_gates(model, torch.tensor(ids)), alignment)
         )
-    try:
-        attention_layers(model)
-    except InputError as error:
-        raise InputError(
-            f"a model of type {model.config.model_type!r} has no routing that could be clamped: "
-            "expected prototype channels (ProtoT) or attention heads (such as a Llama)."
-        ) from error
+    attention_layers(model)  # refuses models without
     return "attention", lambda ids, alignment: clamp_attention(
         model, record_attention(model, torch.tensor(ids)), alignment
     )
@@ -387,9 +365,7 @@ def measure_clamping(
                     after.append(last_logits(model, torch.tensor([changed]))[0].numpy())
             before = log_probabilities(logits[first][None])
             js = jensen_shannon(before, log_probabilities(np.stack(after)))
-            base, js_clamped, control = [*js.tolist(), float("nan")][:3]
-            same_length = len(x) == len(changed)
-            results.append(Divergences(pair.slice, base, js_clamped, control, same_length))
+            results.append(Divergences(pair.slice, *[*js.tolist(), math.nan][:3]))
     return {
         "name": name,
         "routing": kind,
@@ -398,7 +374,6 @@ def measure_clamping(
             slice_mediation(part, [r for r in results if r.slice == part], unaligned, seed)
             for part in dict.fromkeys(pair.slice for pair in pairs)
         ),
-        "unit": "bits",
     }
 
 
@@ -451,12 +426,11 @@ def slice_mediation(
     row: Row = {
         "name": name,
         "pairs": len(usable),
-        "of_equal_length": sum(pair.equal_length for pair in usable),
         "unaligned": unaligned.count(name),
         "below_floor": len(results) - len(usable),
     } | dict.fromkeys(("clamped", "control", "gain"))
     if usable:
-        base, js, control = np.array([pair[1:4] for pair in usable]).T
+        base, js, control = np.array([pair[1:] for pair in usable]).T
         row["clamped"] = _mediation(base, js, seed)
         if (with_control := ~np.isnan(control)).any():
             row["control"] = _mediation(base[with_control], control[with_control], seed)

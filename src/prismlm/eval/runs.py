@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from prismlm.errors import FormatError, InputError, check_whole
-from prismlm.files import keep_json, read_json
+from prismlm.errors import FormatError, InputError
+from prismlm.files import keep_json
 from prismlm.run_state import begin, keeping, writing
-
-T = TypeVar("T")
 
 
 def make_parts(
@@ -29,7 +26,7 @@ def make_parts(
     directory = out / folder
     directory.mkdir(parents=True, exist_ok=True)
     begin(out, note, made=any(directory.glob("*.json")))
-    with keeping(lambda: f"{len([*directory.glob('*.json')])} finished parts are kept in {out}."):
+    with keeping(lambda: f"Finished parts are kept in {out}."):
         for name, make in parts.items():
             if not (path := directory / f"{name}.json").is_file():
                 keep_json(path, make())
@@ -50,46 +47,29 @@ def run_study(
     return value
 
 
-def read_part(path: Path, use: Callable[[Any], T]) -> T:
-    """Return ``use`` of a stored part; the error for a damaged one names its file."""
-    try:
-        return use(read_json(path))
-    except (AttributeError, LookupError, TypeError, ValueError, ArithmeticError) as error:
-        raise FormatError(
-            f"{path} is not what a run writes ({error!r}). Remove it, and the same command makes "
-            "that part again."
-        ) from error
-
-
 def unique_names(models: Sequence[Path]) -> dict[str, Path]:
     """Return models by the name of their directory, or by path where names are the same."""
-    resolved = [path.resolve() for path in models]
-    for path in models:
-        if resolved.count(path.resolve()) > 1:
-            raise InputError(f"{path} is given twice: give each model once.")
-    # A link has its own name.
-    names = [os.path.basename(os.path.abspath(path)) for path in models]
+    if len({path.resolve() for path in models}) < len(models):
+        raise InputError("a model is given twice: give each model once.")
+    names = [path.absolute().name for path in models]
     keys = [n if names.count(n) == 1 else str(p) for n, p in zip(names, models, strict=True)]
     return dict(zip(keys, models, strict=True))
 
 
 def sample_rows(count: int, limit: int | None, seed: int) -> list[int]:
     """Return ``limit`` of ``count`` row numbers, drawn by a seed and sorted; None for all."""
-    if limit is not None:
-        check_whole("the limit", limit, 1)
-    check_whole("the seed", seed)
     return np.sort(np.random.default_rng(seed).permutation(count)[:limit]).tolist()
 
 
-def read_columns(path: Path, columns: Sequence[str], expected: str) -> pa.Table:
-    """Read a Parquet file with at least these columns and at least one row."""
+def read_columns(path: Path, columns: Sequence[str], remedy: str = "") -> pa.Table:
+    """Return these columns of a Parquet file, which has at least one row."""
     try:
         table = pq.read_table(path)
     except (OSError, pa.ArrowException) as error:
-        raise FormatError(f"{path} cannot be read as Parquet: {error}.") from error
+        raise FormatError(f"{path} cannot be read as Parquet: {error}. {remedy}") from error
     if not len(table) or not set(columns) <= set(table.column_names):
         raise FormatError(
             f"{path} has {len(table):,} rows of the columns {', '.join(table.column_names)}: "
-            f"expected rows of {expected}."
+            f"expected rows of {', '.join(columns)}. {remedy}"
         )
-    return table
+    return table.select(columns)

@@ -21,8 +21,8 @@ import numpy as np
 from prismlm import fingerprints
 from prismlm.errors import FormatError, InputError, PrismError, check_choice, first_line, shown
 from prismlm.eval.predictors import PredictorLM, WaysLM, quiet
-from prismlm.eval.runs import read_part, run_study, sample_rows
-from prismlm.files import finite
+from prismlm.eval.runs import run_study, sample_rows
+from prismlm.files import finite, read_json
 from prismlm.hub import fetching
 from prismlm.interventions.suppression import Way
 from prismlm.lens.opened_model import OpenedModel
@@ -32,7 +32,6 @@ from prismlm.training.setup import versions
 
 FORMAT_VERSION = 1
 RESULT_FILE, TASKS = "eval.json", "tasks"
-BAND = 5.0  # per cent around the plain predictor, within which PRISM calls it equally good
 HEADLINE = "acc"
 Row = dict[str, Any]
 # Returns settings for the dataset of a benchmark's subject.
@@ -323,16 +322,13 @@ def run_suite(
     def answers(benchmark: Benchmark) -> dict[str, Any]:
         return ask(lm, benchmark, select_questions(benchmark, options), progress)
 
-    def with_figures(stored: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
-        return stored, task_figures(stored)
-
     def result() -> dict[str, Any]:
         files = {item.title: out / TASKS / f"{item.name}.json" for item in SUITES[options.suite]}
-        parts = {t: read_part(path, with_figures) for t, path in files.items() if path.is_file()}
+        parts = {title: read_json(path) for title, path in files.items() if path.is_file()}
         value = {"model": name, **options.as_json(), "predictors": list(lm.predictors)}
-        value |= {"metric": HEADLINE, "band_percent": BAND}
-        value["tasks"] = [{"title": title} | figures for title, (_, figures) in parts.items()]
-        value["mean"] = mean_figures([stored for stored, _ in parts.values()])
+        value["metric"] = HEADLINE
+        value["tasks"] = [{"title": title} | task_figures(part) for title, part in parts.items()]
+        value["mean"] = mean_figures([*parts.values()])
         return finite(value | {"versions": versions("lm_eval", "torch", "transformers")})
 
     benchmarks = select_benchmarks(options.suite, tasks)

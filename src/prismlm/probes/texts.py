@@ -5,24 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from jaxtyping import Float, Float64, Int64
 from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from prismlm.corpus.documents import Document
 from prismlm.corpus.store import Corpus, Split
 from prismlm.corpus.tokenizer import check_tokenizer_of
 from prismlm.corpus.windows import Sequences
 from prismlm.errors import InputError
 from prismlm.lens.options import trained_length, training_corpus
 from prismlm.models.checkpoint import read_checkpoint
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-    from prismlm.corpus.documents import Document
 
 LOGIT_ROWS = 1024
 # Tokens per window of a model without recorded training rows.
@@ -64,19 +60,15 @@ def losses_at(
 
 def document_numbers(corpus: Corpus, split: Split, min_tokens: int = 0) -> np.ndarray:
     """Return the numbers of a split's documents of at least ``min_tokens`` tokens, ascending."""
-    numbers = corpus.split(split)
-    if not len(numbers):
-        raise InputError(
-            f"the corpus {corpus.name!r} has no documents in {split!r}: choose another split, or "
-            "build it with `prismlm corpus build` and another --heldout share."
-        )
-    lengths = corpus.lengths[numbers]
-    if not (lengths >= min_tokens).any():
+    numbers, lengths = corpus.split(split), corpus.lengths
+    chosen = numbers[lengths[numbers] >= min_tokens]
+    if not len(chosen):
         raise InputError(
             f"no document of {corpus.name!r}, {split}, has {min_tokens:,} tokens: the longest has "
-            f"{int(lengths.max()):,}. Choose a shorter window, or a corpus of longer documents."
+            f"{int(lengths[numbers].max(initial=0)):,}. Choose another split, a shorter window, or "
+            "a corpus of longer documents."
         )
-    return numbers[lengths >= min_tokens]
+    return chosen
 
 
 @dataclass(frozen=True)

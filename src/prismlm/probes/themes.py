@@ -16,30 +16,27 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
 from scipy.cluster.hierarchy import fcluster, linkage
 from scipy.spatial.distance import squareform
+from torch import Tensor
+from transformers import PreTrainedModel
 
+from prismlm.corpus.store import Corpus, Split
 from prismlm.corpus.windows import Sequences
 from prismlm.errors import InputError
 from prismlm.lens.labels.contexts import FUNCTION, NAME_LENGTH
 from prismlm.lens.labels.endpoint import Endpoint, Question, Session, one_line
+from prismlm.lens.lens import Lens
 from prismlm.lens.signatures import LINE
 from prismlm.probes.channels.activations import Kind as Activation
 from prismlm.probes.channels.activations import read_activations, read_passages
 from prismlm.probes.results import Report, Row, Table
 from prismlm.progress import SILENT, Reporter
 from prismlm.statistics import bootstrap
-
-if TYPE_CHECKING:
-    from torch import Tensor
-    from transformers import PreTrainedModel
-
-    from prismlm.corpus.store import Corpus, Split
-    from prismlm.lens.lens import Lens
 
 SEQUENCES = 10
 SIDE_TOKENS = 32
@@ -204,10 +201,9 @@ class EndpointJudge:
         self, units: Sequence[Sequence[Passage]], progress: Reporter = SILENT
     ) -> list[Judgement | None]:
         """Return the figures of units, None without a valid answer."""
-        questions = [theme_question(unit) for unit in units]
 
         def ask(number: int) -> Judgement:
-            answer = self.session.ask(questions[number])
+            answer = self.session.ask(theme_question(units[number]))
             return Judgement(
                 theme=one_line(answer["theme"], NAME_LENGTH),
                 explanation=one_line(answer["explanation"], EXPLANATION_LENGTH),

@@ -32,11 +32,9 @@ CASES = {
             "Maybe the doctor knows.", "Possibly the doctor knows.", "Perhaps the physician knows.",
             "Maybe the physician knows.", "Possibly the physician knows.",
         },
-        "They began it.": {"They started it."},
     },
     spelling: {
         "I like this color.": {"I like this colour."},
-        "I like this colour.": {"I like this color."},
         "Theaters organize it.": {"Theatres organize it.", "Theaters organise it."},
     },
     morphology: {
@@ -46,41 +44,31 @@ CASES = {
     contraction: {
         "I do not know.": {"I don't know."},
         "Don't worry about it.": {"Do not worry about it."},
-        "You're not here.": {"You are not here."},
         "I cannot go.": {"I can't go."},
     },
     abbreviation: {
         "Doctor Smith arrived.": {"Dr. Smith arrived."},
-        "Dr. Smith arrived.": {"Doctor Smith arrived."},
         "He lives in the United States.": {"He lives in the U.S.", "He lives in the US."},
-        "It fell in the U.S.": {"It fell in the United States."},
         "It rose 5 percent in January 2004.": {
             "It rose 5% in January 2004.", "It rose 5 percent in Jan. 2004.",
         },
-        "He came on Monday.": {"He came on Mon."},
         "It is 5 km long.": {"It is 5 kilometers long."},
-        "TV is dull.": {"Television is dull."},
         "An advertisement was shown.": {"An ad was shown."},
         "See Volume 2 of it.": {"See Vol. 2 of it."},
-        "Acme Corporation grew.": {"Acme Corp. grew."},
     },
     gender: {
         "He lost his hat.": {"She lost her hat."},
         "Her brother saw her in the garden.": {"His sister saw him in the garden."},
         "The book is his.": {"The book is hers."},
-        "The book is hers, not mine.": {"The book is his, not mine."},
         "She met her family there.": {"He met his family there."},
         "Thank you, Mrs. Hill.": {"Thank you, Mr. Hill."},
-        "The women thanked the waiter.": {"The men thanked the waitress."},
     },
     negation: {
         "It is cold here.": {"It is not cold here."},
         "We can see it.": {"We cannot see it."},
         "They had left it, and have seen it.": {"They had left it, and have not seen it."},
         "I don't like it.": {"I do like it."},
-        "It won't rain.": {"It will rain."},
         "He cannot swim.": {"He can swim."},
-        "They were not here.": {"They were here."},
     },
     number: {
         "This book is old.": {"These books are old."},

@@ -7,13 +7,18 @@ import statistics
 import numpy as np
 import pytest
 import torch
+from tokenizers import Tokenizer, decoders, models
+from transformers import PreTrainedTokenizerFast
 
+from prismlm.corpus.windows import Sequences
 from prismlm.errors import InputError
 from prismlm.interventions.channels import MaskRead, MaskWrite, Reinitialise, intervene
-from prismlm.probes.channels import effects
+from prismlm.probes.channels import effects, find_channels
+from prismlm.probes.channels.activations import Activations
 from prismlm.probes.channels.effects import (
     Case,
     Probe,
+    continues_word,
     draw_controls,
     effect_of,
     effects_on,
@@ -21,22 +26,20 @@ from prismlm.probes.channels.effects import (
     probe_of,
     rank_sum_p,
     target_probabilities,
+    whole_words,
+    word_ends,
+    word_forms,
 )
-from tests.helpers.mixer_models import CHANNELS, make_model, tokens
+from tests.helpers.metaspace import metaspace
+from tests.helpers.mixer_models import make_model, tokens
+from tests.helpers.planted_channels import PLACE as PLANTED
+from tests.helpers.planted_channels import planted_model, words_by_tokens
+from tests.probes.conftest import read_alone
 
 
 def test_the_bundled_sets():
-    contexts = []
     for name in ("covid", "men", "mental_health", "new_zealand", "women"):
-        cases = load_cases(name)
-        assert 12 <= len(cases) <= 20
-        assert len({case.concept for case in cases}) == 1
-        for case in cases:
-            # The loader joins by one space, and Table 6's contexts end before the target.
-            assert case.context == case.context.strip()
-            assert case.target.isalpha()
-        contexts += [case.context for case in cases]
-    assert len(set(contexts)) == len(contexts)
+        assert len({case.context for case in load_cases(name)}) >= 12
 
 
 def test_a_file_of_ones_own(tmp_path):
@@ -47,53 +50,31 @@ def test_a_file_of_ones_own(tmp_path):
         Case("river", "The river carries", "stones"),
         Case("river", "Old", "stones"),
     )
-    # JSON may have it inside a text as it is.
-    apart = row | {"context": "The river\u2028carries"}
-    path.write_text(json.dumps(apart, ensure_ascii=False), encoding="utf-8")
-    assert load_cases(path) == (Case(**apart),)
 
 
 @pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        (
-            '{"concept": "a", "context": "b"}',
-            "line 2: expected a JSON object of concept, context, target",
-        ),
-        ('{"concept": "a", "context": " ", "target": "c"}', "line 2: .* each a text"),
-        ('{"concept": "a", "context": "\\ud800", "target": "c"}', "'context' holds half of a"),
-        ("[1]", r"line 2: .* found \[1\]"),
-        ("concept", "line 2: .* found concept"),
-    ],
+    "line", ['{"concept": "a", "context": "b"}', '{"concept": "a", "context": " ", "target": "c"}']
 )
-def test_a_line_that_is_no_case_is_named(tmp_path, line, message):
+def test_a_line_that_is_no_case_is_named(tmp_path, line):
     path = tmp_path / "own.jsonl"
     path.write_text('{"concept": "a", "context": "b", "target": "c"}\n' + f"{line}\n")
-    with pytest.raises(InputError, match=message):
+    with pytest.raises(InputError, match=r"row 2 of .*own.jsonl.*expected lines of JSON"):
         load_cases(path)
     with pytest.raises(InputError, match=r"bundled sets covid, men.*Did you mean 'women'"):
         load_cases("woman")
 
 
 def test_targets_in_tokens(tokenizer):
-    whole = tokenizer("The river carries stones", add_special_tokens=False)["input_ids"]
-    pieces = tokenizer.tokenize(" stones")
-    context = "The river carries "
-    if len(pieces) == 1:
-        result = probe_of(tokenizer, Case("c", context, " stones"))
-        assert (*result.ids, result.target_id) == tuple(whole)
-        assert result.context == "The river carries"
-    case = Case("c", context, "zebras")
-    pieces = [tokenizer.decode([i]) for i in tokenizer(" zebras")["input_ids"]]
-    assert len(pieces) > 1
+    case = Case("c", "The river carries ", "zebras")
+    ids = tokenizer(" zebras")["input_ids"]
+    pieces = [tokenizer.decode([token]) for token in ids]
     with pytest.raises(InputError, match=f"is {len(pieces)} tokens, ' '?") as error:
         probe_of(tokenizer, case)
     assert ", ".join(map(repr, pieces)) in str(error.value)
-    assert "'The river carries'" in str(error.value)
     first = probe_of(tokenizer, case, first_token=True)
-    assert first.target_id == tokenizer(" zebras")["input_ids"][0]
-    shown = pieces[0].strip() or "␣"
-    assert first.target == f"{shown}… of zebras"
+    context = tokenizer("The river carries", add_special_tokens=False)["input_ids"]
+    assert (*first.ids, first.target_id) == (*context, ids[0])
+    assert first.target == f"{pieces[0].strip() or '␣'}… of zebras"
 
 
 LENGTHS = (7, 3, 12, 7, 12, 1, 12, 3)
@@ -137,10 +118,6 @@ def test_probabilities_are_those_of_each_context_alone(sharp_model, monkeypatch)
         monkeypatch.setattr(effects, "BATCH_TOKENS", tokens_per_batch)
         result = target_probabilities(sharp_model, probes())
         assert result.tolist() == pytest.approx(expected, rel=1e-4)
-    sharp_model.train()
-    assert torch.equal(target_probabilities(sharp_model, probes()), result)
-    assert sharp_model.training
-    sharp_model.eval()
 
 
 def test_every_cell_is_one_forward_pass(sharp_model, report):
@@ -186,7 +163,6 @@ def test_summaries_by_hand():
     # Two cases, one channel, two controls.
     row = effect_of(np.array([-50.0, 50.0]), np.array([[-5.0, 0.0], [10.0, -37.5]]))
     assert row["median_relative"] == 0
-    assert row["lowered"] == 0.5
     assert row["low"] is row["high"] is None
     assert row["median_size"] == 50
     assert row["control_sizes"] == [2.5, 23.75]
@@ -199,16 +175,10 @@ def test_summaries_by_hand():
 def test_controls_are_drawn_by_seed_and_place(sharp_model):
     drawn = draw_controls(sharp_model, PLACE, 4, 3)
     assert drawn == draw_controls(sharp_model, PLACE, 4, 3)
-    assert all(layer == 1 and channel != 2 for layer, channel in drawn)
-    assert len(set(drawn)) == 4
     drawn = [draw_controls(sharp_model, PLACE, 3, seed, [(1, 0)]) for seed in range(20)]
-    anywhere = {control for controls in drawn for control in controls}
-    assert anywhere == {(1, channel) for channel in (1, 3, 4, 5)}
-    assert CHANNELS == 6
+    assert {c for controls in drawn for c in controls} == {(1, k) for k in (1, 3, 4, 5)}
     with pytest.raises(InputError, match=r"6 control channels.*1 to 5"):
         draw_controls(sharp_model, PLACE, 6, 0)
-    with pytest.raises(InputError, match="no channel 6 in layer 1"):
-        draw_controls(sharp_model, (1, 6), 1, 0)
 
 
 def test_what_cannot_be_measured_is_refused(sharp_model):
@@ -221,3 +191,98 @@ def test_the_rank_sum_is_that_of_every_way_to_rank(ranks, others):
     ways = [sum(way) for way in itertools.product(range(others + 1), repeat=len(ranks))]
     expected = sum(way >= sum(ranks) for way in ways) / len(ways)
     assert rank_sum_p(ranks, others) == pytest.approx(expected)
+
+
+# -- channels of concepts
+
+CONCEPT_LENGTH = 24
+
+
+@pytest.fixture(scope="module")
+def words(corpus):
+    return words_by_tokens(corpus)
+
+
+@pytest.fixture(scope="module")
+def planted(corpus, words):
+    return planted_model(corpus, words[0][0])
+
+
+@pytest.fixture(scope="module")
+def sequences(corpus):
+    return Sequences(corpus, "all", CONCEPT_LENGTH)
+
+
+def read_of(*rows):
+    """A text of these rows of tokens, of which nothing was read."""
+    lengths = torch.tensor([len(row) for row in rows])
+    return Activations(
+        torch.tensor([token for row in rows for token in row]), lengths, lengths, lengths, {}
+    )
+
+
+@pytest.mark.parametrize("legacy", [False, True])
+def test_words_are_found_where_a_decoder_drops_the_space_before_them(legacy):
+    text = "the girl and the girls saw a girl"
+    tokenizer = metaspace([text], legacy=legacy)
+    ids = tokenizer(text)["input_ids"]
+    forms, continues = word_forms(tokenizer, ["girl"]), continues_word(tokenizer)
+    ends = word_ends(tokenizer, forms, read_of(ids))["girl"].tolist()
+    tokens = tokenizer.convert_ids_to_tokens(ids)
+    assert ends == [
+        i for i, token in enumerate(tokens) if token == "▁girl" and tokens[i + 1 : i + 2] != ["s"]
+    ]
+    assert len(ends) == 2
+    whole = whole_words(tokenizer)
+    for token, number in tokenizer.get_vocab().items():
+        assert whole[number] == (token[:1] == "▁" and token[1:].isalpha() and len(token) > 3)
+        assert continues[number] == token[:1].isalnum()
+
+
+def test_a_word_ends_where_no_letter_follows():
+    pieces = (" girl", "s", " Girl", "a b", ".", " x")
+    known = {piece: number for number, piece in enumerate(pieces)}
+    backend = Tokenizer(models.BPE(known, [], ignore_merges=True))
+    backend.decoder = decoders.Fuse()
+    letters = PreTrainedTokenizerFast(tokenizer_object=backend)
+    forms = word_forms(letters, ["girl"])
+    assert forms == {"girl": ((0,), (2,))}
+    # What two words have in common is the first one's.
+    assert word_forms(letters, ["girl", "Girl"]) == forms
+    assert word_forms(letters, ["Girl", "girl"]) == {"Girl": ((2,),), "girl": ((0,),)}
+    continues = continues_word(letters)
+    assert continues.tolist() == [False, True, False, True, False, False]
+    assert whole_words(letters).tolist() == [True, False, True, False, False, False]
+    # After the end of a sequence another begins, whatever token that is.
+    read = read_of([0, 1, 0, 4, 2], [0, 5, 2], [1, 0])
+    assert word_ends(letters, forms, read)["girl"].tolist() == [2, 4, 5, 7, 9]
+
+
+def test_the_channel_of_a_word_is_found(corpus, planted, sequences, words):
+    word, other = words[0][0], words[0][1]
+    result = find_channels(
+        planted, corpus.tokenizer, [word], sequences, shuffles=99, min_occurrences=5, count=99
+    )
+    best = result.rows[0]
+    assert (best["layer"], best["channel"]) == PLANTED
+    token = corpus.tokenizer(f" {word}")["input_ids"][0]
+    *_, rows, gates = zip(*read_alone(corpus, planted, CONCEPT_LENGTH), strict=True)
+    ids = torch.cat(rows)
+    write = torch.cat([layers[0].write[0] for layers in gates])[:, PLANTED[1]].double()
+    # All of these words stand after a space and before another word.
+    expected = (write[ids == token].mean() - write.mean()) / write.std(correction=0)
+    assert best["difference"] == pytest.approx(expected.item(), rel=1e-4)
+    assert best["at_words"] == pytest.approx(write[ids == token].mean().item(), rel=1e-4)
+    assert best["mean"] == pytest.approx(write.mean().item(), rel=1e-4)
+    assert result["words"] == {word: int((ids == token).sum())}
+    ranked = [row["difference"] for row in result.rows]
+    assert ranked == sorted(ranked, reverse=True)
+    assert result["p"] == 0.01
+    assert result["shuffled_mean"] < best["difference"]
+    # A word that no channel was made for does not stand out among words.
+    weak = find_channels(
+        planted, corpus.tokenizer, [other], sequences, shuffles=99, min_occurrences=5
+    )
+    assert weak["p"] > 0.01
+    with pytest.raises(InputError, match=r"occur \d+ times in .* expected at least 100000"):
+        find_channels(planted, corpus.tokenizer, [word], sequences, min_occurrences=100000)

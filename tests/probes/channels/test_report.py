@@ -6,8 +6,6 @@ import math
 import pytest
 import torch
 
-from prismlm.corpus import build_corpus
-from prismlm.corpus.windows import Sequences
 from prismlm.errors import InputError
 from prismlm.models.decoders.protot import half_lives
 from prismlm.probes.channels.activations import read_activations, value_norms
@@ -39,14 +37,6 @@ def test_figures_by_hand():
     )
 
 
-@pytest.mark.parametrize("metric", [sparsity_ratio, gini, entropy])
-def test_positions_without_a_distribution_are_refused(metric):
-    with pytest.raises(InputError, match="all activations of a position are 0"):
-        metric(torch.tensor([[0.0, 0.0], [1.0, 1.0]]))
-    with pytest.raises(InputError, match="not finite"):
-        metric(torch.tensor([[math.nan, 1.0]]))
-
-
 def test_information_by_hand():
     # Channel 0 says which token it is, channel 1 nothing, channel 2 something.
     tokens = torch.tensor([0, 0, 7, 7])
@@ -61,15 +51,13 @@ def test_information_by_hand():
 
 
 def test_groups_of_channels_are_measured_separately(corpus, sequences):
-    model, groups = make_model(len(corpus.tokenizer), num_groups=2), 2
-    for kind in ("write", "read"):
-        activations = read_activations(model, sequences, (kind,)).values
-        for layer, metrics in enumerate(measure_layers(model, sequences, kind)):
-            parts = activations[kind, layer].chunk(groups, dim=1)
-            assert metrics["width"] == CHANNELS // groups
-            for name, figure in (("gini", gini), ("sparsity_ratio", sparsity_ratio)):
-                expected = sum(figure(part).mean().item() for part in parts) / groups
-                assert metrics[name] == pytest.approx(expected, rel=1e-6)
+    model = make_model(len(corpus.tokenizer), num_groups=2)
+    activations = read_activations(model, sequences, ("write",)).values
+    for layer, metrics in enumerate(measure_layers(model, sequences, "write")):
+        parts = activations["write", layer].chunk(2, dim=1)
+        assert metrics["width"] == CHANNELS // 2
+        expected = sum(gini(part).mean().item() for part in parts) / 2
+        assert metrics["gini"] == pytest.approx(expected, rel=1e-6)
 
 
 @pytest.mark.parametrize("kind", ["write", "read"])
@@ -91,7 +79,7 @@ def test_measures_are_those_of_all_positions(model, sequences, alone, kind):
     assert result[2]["mutual_information_corrected"] < result[2]["mutual_information"]
 
 
-@pytest.mark.parametrize("kv_heads", [1, 2, 4])
+@pytest.mark.parametrize("kv_heads", [1, 4])
 def test_value_norms_are_those_of_the_value_heads(kv_heads):
     llama = make_llama(50, kv_heads)
     ids = torch.randint(50, (2, 9), generator=torch.Generator().manual_seed(0))
@@ -135,9 +123,6 @@ def test_a_read_before_each_write_peaks_at_one_and_unrelated_gates_do_not():
     assert result["p"].tolist()[:2] == [0.01, 0.01]
     assert result["correlation"][:2].amax(1).min() > 0.9
     assert result["p"][2] > 0.01
-    assert result["null_mean"].abs().max() < 0.05
-    # Of n independent pairs the standard deviation is about 1/√n, here n = 285.
-    assert result["null_deviation"].mean().item() == pytest.approx(285**-0.5, rel=0.15)
 
 
 def channels_of(lives, repetitions):
@@ -195,56 +180,33 @@ def test_figures_are_those_of_the_functions(corpus, sequences, settings):
 
 
 def test_passages_and_top_tokens_are_the_corpus(corpus, report):
-    assert report.passages
-    for layer in report.layers:
-        for channel in layer.channels:
-            tallied = {}
-            for sequence in channel["sequences"]:
-                start, length = sequence["position"], sequence["length"]
-                passage = report.passages[start]
-                assert "".join(passage.text.words) == sequence["text"]
-                assert sequence["text"] == excerpt(corpus, start, length)
-                assert len(passage.text.tokens) == length
-                number = corpus.document_at(start)
-                assert sequence["doc_id"] == corpus.doc_ids[number] == passage.document["doc_id"]
-                assert passage.offset == start - corpus.starts[number]
-                for token in sequence["tokens"]:
-                    tallied.setdefault(token["token_id"], []).append(token["gate"])
-            assert {t["token_id"]: t["count"] for t in channel["tokens"]} == {
-                token: len(gates) for token, gates in tallied.items()
-            }
-            sums = [t["count"] * t["gate"] for t in channel["tokens"]]
-            assert sums == sorted(sums, reverse=True)
-            for token in channel["tokens"]:
-                number, text = token["token_id"], token["text"]
-                assert token["gate"] == pytest.approx(sum(tallied[number]) / len(tallied[number]))
-                at_end = number == corpus.eos_token_id and text == ""
-                assert at_end or text == corpus.tokenizer.decode([number])
-
-
-def test_json_holds_everything_and_no_nan(report):
-    value = json.loads(json.dumps(report.to_dict(), allow_nan=False))
-    assert [len(layer["channels"]) for layer in value["layers"]] == [CHANNELS] * LAYERS
-    channel = value["layers"][2]["channels"][1]
-    assert set(channel) == {"channel", "decay", "half_life", "repetition", "tokens", "sequences"}
-    assert len(channel["sequences"]) == 10
-    first = channel["sequences"][0]
-    assert all(token["text"] in first["text"] for token in first["tokens"])
-    assert len(value["layers"][2]["lags"]["correlation"]) == CHANNELS
-    assert value["corpus"]["positions"] == value["layers"][0]["metrics"]["write"]["positions"]
-    assert len(value["text"]["layers"][0]["write"]) == len(value["text"]["tokens"])
+    for channel in (channel for layer in report.layers for channel in layer.channels):
+        gates = {}
+        for sequence in channel["sequences"]:
+            start, length = sequence["position"], sequence["length"]
+            passage = report.passages[start]
+            assert "".join(passage.text.words) == sequence["text"] == excerpt(corpus, start, length)
+            number = corpus.document_at(start)
+            assert sequence["doc_id"] == corpus.doc_ids[number] == passage.document["doc_id"]
+            assert passage.offset == start - corpus.starts[number]
+            for token in sequence["tokens"]:
+                gates.setdefault(token["token_id"], []).append(token["gate"])
+        sums = [t["count"] * t["gate"] for t in channel["tokens"]]
+        assert sums == sorted(sums, reverse=True)
+        assert {token["token_id"] for token in channel["tokens"]} == set(gates)
+        for token in channel["tokens"]:
+            number, own = token["token_id"], gates[token["token_id"]]
+            assert (token["count"], token["gate"]) == (len(own), pytest.approx(sum(own) / len(own)))
+            at_end = number == corpus.eos_token_id and token["text"] == ""
+            assert at_end or token["text"] == corpus.tokenizer.decode([number])
 
 
 def test_a_text_needs_no_corpus(corpus, model):
     result = channel_report(model, corpus.tokenizer, text=TEXT)
-    assert result.corpus is None
-    assert result.locality is None
-    assert result.passages == {}
+    assert (result.corpus, result.locality, result.passages, result.tables) == (None, None, {}, ())
     channel = result.layers[1].channels[0]
     assert (channel["repetition"], channel["tokens"], channel["sequences"]) == (None, [], [])
     assert channel["half_life"] == half_lives(model)[1][0].item()
-    assert result.layers[1].metrics == {}
-    assert result.tables == ()
     json.dumps(result.to_dict(), allow_nan=False)
 
 
@@ -256,24 +218,8 @@ def test_a_llama_has_figures_of_its_heads_and_no_channels(corpus, model, sequenc
     assert tuple(layer.metrics["values"] for layer in result.layers) == expected
     assert expected[0]["width"] == 4
     assert all(layer.channels == () and layer.lags is None for layer in result.layers)
-    assert result.corpus["positions"] == corpus.num_tokens
     json.dumps(result.to_dict(), allow_nan=False)
-    one = channel_report(llama, corpus.tokenizer, sequences, layers=(1,))
-    assert [layer.layer for layer in one.layers] == [1]
-    with pytest.raises(InputError, match="no layer 5"):
-        channel_report(llama, corpus.tokenizer, sequences, layers=(5,))
-    for inputs in ({"sequences": sequences, "text": TEXT}, {}):
-        with pytest.raises(InputError, match="'llama' has no prototype mixer"):
-            channel_report(llama, corpus.tokenizer, **inputs)
     with pytest.raises(InputError, match="'llama' has no prototype mixer"):
-        measure_layers(llama, sequences, "write")
+        channel_report(llama, corpus.tokenizer, text=TEXT)
     with pytest.raises(InputError, match="no value projections"):
         measure_layers(model, sequences, "values")
-
-
-def test_a_corpus_of_another_tokenizer_is_refused(corpus, model, tmp_path):
-    source = tmp_path / "other.jsonl"
-    source.write_text(json.dumps({"text": "quite another text " * 20}) + "\n")
-    other = build_corpus(source, tmp_path / "other", vocab_size=280)
-    with pytest.raises(InputError, match="another tokenizer than that of the model tiny"):
-        channel_report(model, corpus.tokenizer, Sequences(other, "all"), name="tiny")

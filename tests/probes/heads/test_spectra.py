@@ -1,17 +1,15 @@
 """Coding rates and cross terms by their formulas; losses by length against the model's own loss."""
 
-import json
 import math
 
 import numpy as np
 import pytest
 import torch
 
-from prismlm.corpus import Corpus, build_corpus
-from prismlm.corpus.windows import Sequences
+from prismlm.corpus import Corpus
 from prismlm.errors import InputError
 from prismlm.ops.signal_noise_attention import attention_weights
-from prismlm.probes.heads.attention import head_report, head_uses
+from prismlm.probes.heads.attention import head_uses
 from prismlm.probes.heads.spectra import (
     _short_losses,
     coding_rate,
@@ -22,7 +20,6 @@ from prismlm.probes.heads.spectra import (
     position_term,
     rates_of,
     read_states,
-    spectra_report,
     token_losses,
 )
 from tests.helpers.feedback_families import attach_drawn
@@ -37,12 +34,6 @@ def test_hand_computed():
     # Two orthogonal points: two directions of ½ log(1 + 2/2 · 4 / 1) each.
     points = torch.tensor([[2.0, 0.0], [0.0, 2.0]])
     assert coding_rate(points, distortion=1.0).item() == pytest.approx(math.log(5))
-
-
-@pytest.mark.parametrize("shape", [(3, 7), (7, 3), (40, 5), (5, 5)])
-def test_both_grams_give_the_determinant(shape):
-    z = torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    assert coding_rate(z, distortion=0.3).item() == pytest.approx(direct(z, z.shape[1], 0.3))
 
 
 ROWS = random_rows(30, 18, 25)
@@ -66,8 +57,7 @@ def test_positions_are_a_seeded_sample_of_all():
     assert torch.equal(samples[0][0].inputs, samples[1][0].inputs)
     assert not torch.equal(samples[0][0].inputs, samples[2][0].inputs)
     # The same positions of every layer, in reading order, and of each part of the text.
-    matches = [(every[1].inputs == z).all(1).nonzero() for z in samples[0][1].inputs]
-    rows = [match.item() for match in matches]
+    rows = [(every[1].inputs == z).all(1).nonzero().item() for z in samples[0][1].inputs]
     assert rows == sorted(set(rows))
     assert rows[0] < 30 <= rows[-1]
     for states, layer in zip(samples[0], every, strict=True):
@@ -120,8 +110,6 @@ def test_what_cannot_be_read_is_refused():
     model = make_signal_noise()
     with pytest.raises(InputError, match="'gpt2' has no signal and noise dictionaries"):
         read_states(make_gpt2(), [make_batch(*ROWS)])
-    with pytest.raises(InputError, match="fewer than two tokens"):
-        read_states(model, [make_batch([5])])
     model.model.layers[1].attention.projection.weight[0, 0] = math.nan
     with pytest.raises(InputError, match="not finite"):
         layer_rates(states_of(model)[1:])
@@ -140,7 +128,7 @@ def last_call(layer, model):
     return calls[-1]
 
 
-@pytest.mark.parametrize("passes", [0, 1, 2])
+@pytest.mark.parametrize("passes", [0, 2])
 def test_states_and_heads_are_those_of_the_whole_model(passes):
     """Without uncertainty feedback, and with it."""
     model, batches = make_signal_noise(), [make_batch(ROW)]
@@ -210,9 +198,8 @@ def corpus(tiny_corpus):
     return Corpus.open(tiny_corpus)
 
 
-@pytest.mark.parametrize("make", [make_signal_noise, make_gpt2])
-def test_losses_are_the_models_own(make, monkeypatch):
-    model = make()
+def test_losses_are_the_models_own(monkeypatch):
+    model = make_signal_noise()
     losses = token_losses(model, IDS)
     assert losses.shape == (3, 39)
     assert losses.mean().item() == pytest.approx(model(IDS, labels=IDS).loss.item(), abs=1e-5)
@@ -264,26 +251,13 @@ def test_buckets_are_means_over_documents(corpus):
             assert control == (pytest.approx(short_means.mean().item()), *difference)
 
 
-def test_texts_and_settings_that_cannot_be_used_are_refused(corpus, tmp_path):
+def test_texts_that_cannot_be_used_are_refused(corpus):
     model = make_signal_noise(len(corpus.tokenizer))
     with pytest.raises(InputError, match=r"no document of .* has 100,000 tokens: the longest has"):
         loss_against_length(model, corpus, length=100_000)
-    for settings in ({"context": 1}, {"trained_length": -4}):
-        with pytest.raises(InputError, match=f"{next(iter(settings.values()))}: expected"):
-            spectra_report(model, Sequences(corpus), **settings)
     gpt2 = make_gpt2(len(corpus.tokenizer), positions=64)
-    loss_against_length(gpt2, corpus, length=64, documents=1, split="all")
     with pytest.raises(InputError, match=r"window of 65 tokens, .* 64 positions"):
         loss_against_length(gpt2, corpus, length=65)
-    source = tmp_path / "one.jsonl"
-    source.write_text(json.dumps({"text": "One document that is not held out, of a few words."}))
-    alone = build_corpus(source, tmp_path / "one", vocab_size=300)
-    empty = "heldout" if not len(alone.split("heldout")) else "train"
-    with pytest.raises(InputError, match=f"no documents in '{empty}'"):
-        loss_against_length(model, alone, length=4, split=empty)
-    for report in (head_report, spectra_report):
-        with pytest.raises(InputError, match=f"no documents in '{empty}'"):
-            report(model, Sequences(alone, empty))
     model.lm_head.weight[0, 0] = math.nan
     with pytest.raises(InputError, match="losses are not finite"):
         loss_against_length(model, corpus, length=16, documents=1, split="all")

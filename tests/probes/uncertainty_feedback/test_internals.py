@@ -18,7 +18,6 @@ from tests.helpers.feedback_models import (
     LEVELS,
     inputs_of,
     make_fed_gpt2,
-    make_fed_protot,
     random_codes,
     random_texts,
     set_table,
@@ -66,11 +65,6 @@ def test_texts_are_cut_to_one_length_and_compared_with_nothing_fed():
     mixed = attention_probe(inputs_of(model, several), permutations=49)
     assert (mixed["length"], mixed["texts"], mixed["left_out"]) == (24, 7, 21)
     assert mixed.rows == result.rows
-    # Cut off is as never read.
-    cut = [text[:24] for text in texts if len(text) >= 24]
-    cut_codes = tuple(row[:24] for row in codes if len(row) >= 24)
-    alike = attention_probe(inputs_of(model, cut, cut_codes), permutations=49)
-    assert alike.rows == result.rows
     # With a table of zeros, nothing fed is the same.
     set_table(feedback, torch.zeros(1, 16))
     for row in attention_probe(inputs_of(model, texts, codes), permutations=49).rows:
@@ -102,11 +96,6 @@ def test_codes_that_attract_attention():
     assert abs(layer["without"]) < 0.3
     assert layer["added"].above_zero
     assert table.findings[0]["effect"] == "above 0"
-    # With the table reversed, low codes attract it.
-    set_table(feedback, vectors.flip(0))
-    table = attention_probe(inputs_of(model, texts, codes))
-    assert table.rows[0]["correlation"] < -0.8
-    assert table.findings[0]["effect"] == "may be chance"
 
 
 def test_the_finding_is_of_a_layer_that_counts():
@@ -159,9 +148,8 @@ def test_what_depends_on_the_position_alone_does_not_correlate_within_positions(
     assert real.p == 1 / 1000
 
 
-@pytest.mark.parametrize("make", [make_fed_gpt2, make_fed_protot])
-def test_a_code_that_is_fed_can_be_read_and_a_shuffled_one_cannot(make):
-    model, feedback = make()
+def test_a_code_that_is_fed_can_be_read_and_a_shuffled_one_cannot():
+    model, feedback = make_fed_gpt2()
     texts = random_texts(*[40] * 30)
     vectors = torch.zeros(LEVELS, 16)
     vectors[:, 3] = torch.linspace(-20, 20, LEVELS)
@@ -184,13 +172,6 @@ def test_a_code_that_is_fed_can_be_read_and_a_shuffled_one_cannot(make):
         assert row["code"] == row["without"]
         assert (row["added"].low, row["added"].high) == (0, 0)
     assert table.findings[0]["effect"] == "may be chance"
-
-
-def test_codes_that_are_all_the_same_are_no_negative_finding():
-    model, _ = make_fed_gpt2()
-    texts = random_texts(*[24] * 8)
-    (result,) = code_probe(inputs_of(model, texts, passes=1)).findings
-    assert (result["value"], result["effect"]) == (None, "undefined")
 
 
 def test_ridge_is_the_closed_form():

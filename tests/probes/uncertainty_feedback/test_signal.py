@@ -6,15 +6,8 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from prismlm.errors import InputError
 from prismlm.ops.uncertainty_feedback import naive, quantise
-from prismlm.probes.uncertainty_feedback.checks import ablation
 from prismlm.probes.uncertainty_feedback.signal import own_codes, permute_codes, recursion, replay
-from tests.helpers.feedback_models import (
-    LEVELS,
-    inputs_of,
-    make_fed_gpt2,
-    make_fed_protot,
-    random_texts,
-)
+from tests.helpers.feedback_models import LEVELS, make_fed_gpt2, make_fed_protot, random_texts
 
 TEXTS = random_texts(9, 5, 9, 7)
 
@@ -62,25 +55,6 @@ def test_shuffled_codes_are_the_same_codes_at_positions_that_have_one():
     assert torch.equal(torch.cat(mixed).sort().values, torch.cat(codes).sort().values)
     assert not torch.equal(torch.cat(mixed), torch.cat(codes))
     assert torch.equal(torch.cat(permute_codes(codes, 3)), torch.cat(mixed))
-
-
-def test_reading_leaves_the_model_as_it_was():
-    model, feedback = make_fed_gpt2()
-    ids = TEXTS[0][None]
-    with torch.no_grad():
-        before = model(ids, use_cache=False).uncertainty_codes
-        # A part that somebody has frozen stays as it is in a model that trains.
-        model.train()
-        model.transformer.h[1].eval()
-        modes = [module.training for module in model.modules()]
-        recursion(model, TEXTS)
-        ablation(inputs_of(model, TEXTS))
-        assert [module.training for module in model.modules()] == modes
-        assert len(set(modes)) == 2
-        assert not feedback.embedding.seen.any()
-        model.eval()
-        assert torch.equal(model(ids, use_cache=False).uncertainty_codes, before)
-        assert torch.equal(before, own_codes(model, ids, 1)[0][None])
 
 
 def test_what_cannot_be_read_is_refused():

@@ -19,9 +19,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from prismlm.errors import FormatError, InputError
+from prismlm.errors import InputError
 from prismlm.eval.perturbations import changes
 from prismlm.eval.robustness import COLUMNS, INTERVENTIONS, SLICES
+from prismlm.eval.runs import read_columns
 from prismlm.hub import fetching
 from prismlm.models.checkpoint import quiet_transformers
 from prismlm.outputs import output_files
@@ -34,12 +35,8 @@ PERTURB: dict[str, Callable[[str, random.Random], str | None]] = {
 # Candidates per missing pair whose similarity is measured at once.
 OVERSAMPLING = 1.1
 MIN_WORDS, MAX_WORDS = 5, 20
-# A text of DailyDialog is a list of turns.
-TEXT_COLUMNS = {
-    "wikitext2": ("text",),
-    "dailydialog": ("turns", "dialog", "utterances"),
-    "ag_news": ("text",),
-}
+# Of each corpus, the column of its texts; those of DailyDialog are lists of turns.
+TEXT_COLUMNS = {"wikitext2": "text", "dailydialog": "dialog", "ag_news": "text"}
 HUB: dict[str, dict[str, str]] = {
     "wikitext2": {"path": "Salesforce/wikitext", "name": "wikitext-2-v1"},
     "dailydialog": {
@@ -67,19 +64,16 @@ SENTENCE_END = re.compile(rf"(?<=[.?!]){NO_END} (?=[A-Z])")
 def read_sentences(data: Path | None) -> dict[str, list[str]]:
     """Return the distinct sentences of each source, in the order of its texts.
 
-    Args:
-        data: a directory with ``wikitext2`` (its tokenised text files), ``dailydialog`` and
-            ``ag_news`` (Parquet files); None for the hub.
+    ``data`` has the hub's Parquet files in the directories ``wikitext2``, ``dailydialog`` and
+    ``ag_news``; None for the hub.
     """
     sentences: dict[str, list[str]] = {}
-    for source in HUB:
-        texts = _from_hub(source) if data is None else _from_files(source, data)
+    for source, column in TEXT_COLUMNS.items():
+        tables = _from_hub(source) if data is None else _from_files(data / source, column)
+        texts = chain.from_iterable(table[column].to_pylist() for table in tables)
+        if source == "dailydialog":
+            texts = chain.from_iterable(texts)
         sentences[source] = list(dict.fromkeys(sentences_of(source, texts)))
-        if not sentences[source]:
-            raise FormatError(
-                f"there are no sentences of {MIN_WORDS} to {MAX_WORDS} words in {source} of "
-                f"{data or 'the hub'}: expected the corpus's own files."
-            )
     return sentences
 
 
@@ -115,45 +109,23 @@ def detokenise(text: str) -> str:
     return re.sub(r"\s+", " ", text).strip()
 
 
-def _from_files(source: str, data: Path) -> Iterator[str]:
-    ending = "txt" if source == "wikitext2" else "parquet"
-    files = sorted((data / source).glob(f"*.{ending}"))
+def _from_files(directory: Path, column: str) -> list[pa.Table]:
+    files = sorted(directory.glob("*.parquet"))
     if not files:
         raise InputError(
-            f"{data} has no {source}/*.{ending}, which sentences are taken from. Put it there, or "
-            "leave --data out to read from the hub."
+            f"{directory} has no *.parquet, which sentences are taken from. Put it there, or leave "
+            "--data out to read from the hub."
         )
-    for path in files:
-        try:
-            if ending == "txt":
-                yield from path.read_text(encoding="utf-8").splitlines()
-            else:
-                yield from _texts(source, pq.read_table(path), str(path))
-        except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
-            raise FormatError(f"{path} cannot be read: {error}.") from error
+    return [read_columns(path, [column]) for path in files]
 
 
-def _from_hub(source: str) -> Iterator[str]:
+def _from_hub(source: str) -> Iterator[pa.Table]:
     import datasets
 
     load: Any = datasets.load_dataset
     for split in ("test",) if source == "ag_news" else ("validation", "test"):
         with fetching(source, "a directory that holds it"):
-            table = load(**HUB[source], split=split).with_format("arrow")[:]
-        yield from _texts(source, table, f"{HUB[source]['path']} ({split})")
-
-
-def _texts(source: str, table: pa.Table, where: str) -> Iterator[str]:
-    name = next((name for name in TEXT_COLUMNS[source] if name in table.column_names), None)
-    if name is None:
-        raise FormatError(
-            f"{where} has the columns {', '.join(table.column_names)}: expected "
-            f"{' or '.join(TEXT_COLUMNS[source])}, the texts of {source}."
-        )
-    for row in table.to_pylist():
-        # A headline is not a sentence.
-        headline = f"{row.get('title') or ''}. "
-        yield from row[name] if isinstance(row[name], list) else [row[name].removeprefix(headline)]
+            yield load(**HUB[source], split=split).with_format("arrow")[:]
 
 
 def load_minilm() -> Any:

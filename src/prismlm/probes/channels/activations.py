@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from prismlm.corpus.pieces import TokenWords, encode, token_words
+from prismlm.corpus.store import Corpus
+from prismlm.corpus.windows import Sequences
 from prismlm.errors import InputError, check_finite
 from prismlm.layers import PrototypeMixer
 from prismlm.models.attention import head_writes
@@ -29,12 +32,6 @@ from prismlm.models.watch import Hook, evaluating, watch
 from prismlm.ops.prototype_mixer.chunked import EMPTY_BELOW
 from prismlm.probes.results import Row
 from prismlm.progress import SILENT, Reporter
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-    from prismlm.corpus.store import Corpus
-    from prismlm.corpus.windows import Sequences
 
 Kind = Literal["write", "read", "values", "heads"]
 """Gates of channels; ‖v_h‖ of value heads; what attention heads write into the residual stream."""

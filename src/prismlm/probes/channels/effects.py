@@ -14,7 +14,6 @@ A.3.1, where concepts are read off the sequences that write most, by eye.
 
 from __future__ import annotations
 
-import json
 import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -22,20 +21,23 @@ from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, compress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import torch
 from jaxtyping import Bool, Float, Float64, Int64
+from pyarrow.json import ParseOptions, read_json
 from scipy import stats
 from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from prismlm.corpus.encode import encode_text
 from prismlm.corpus.pieces import decode_token, pieces_of
+from prismlm.corpus.store import Corpus
 from prismlm.corpus.tokenizer import check_tokenizer_of
 from prismlm.corpus.windows import Sequences
-from prismlm.errors import InputError, check_text, suggest
-from prismlm.files import read_text
+from prismlm.errors import InputError, shown, suggest
 from prismlm.interventions.channels import (
     Intervention,
     MaskRead,
@@ -50,11 +52,6 @@ from prismlm.probes.channels.activations import Activations, read_activations
 from prismlm.probes.results import Report, Row, Table
 from prismlm.probes.texts import equal_length_batches, losses_at
 from prismlm.progress import SILENT, Reporter
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-    from prismlm.corpus.store import Corpus
 
 BUNDLED = Path(__file__).parent / "cases"
 Channel = tuple[int, int]
@@ -107,35 +104,21 @@ def load_cases(source: str | os.PathLike[str]) -> tuple[Case, ...]:
             f"{str(source)!r} is neither a file of cases nor one of the bundled sets "
             f"{', '.join(names)}.{suggest(str(source), names)}"
         )
-    rows = read_rows(path, ("concept", "context", "target"))
-    return tuple(Case(**row) for row in rows.values())
+    return tuple(Case(**row) for row in read_rows(path, ("concept", "context", "target")))
 
 
-def read_rows(path: Path, keys: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Return the texts of each line of a file of cases; keys name the lines for messages."""
-    rows: dict[str, dict[str, str]] = {}
-    # Not splitlines: texts may contain other line ends, such as U+2028.
-    for number, content in enumerate(read_text(path).split("\n"), 1):
-        if not content.strip():
-            continue
-        line = f"{path}, line {number}"
-        try:
-            row: Any = json.loads(content)
-        except (ValueError, RecursionError):
-            row = None
-        texts = row.values() if isinstance(row, dict) and set(row) == set(keys) else [None]
-        if not all(isinstance(text, str) and text.strip() for text in texts):
-            raise InputError(
-                f"{line}: expected a JSON object of {', '.join(keys)}, each a text, found "
-                f"{content.strip()[:80]}."
-            )
-        for key, text in row.items():
-            check_text(f"{line}: {key!r}", text)
-        rows[line] = row
-    if not rows:
-        raise InputError(
-            f"{path} holds no cases: expected a JSON object per line, with {', '.join(keys)}."
-        )
+def read_rows(path: Path, keys: Sequence[str]) -> list[dict[str, str]]:
+    """Return the texts of each line of a file of cases."""
+    schema = pa.schema([(key, pa.string()) for key in keys])
+    options = ParseOptions(explicit_schema=schema, unexpected_field_behavior="error")
+    expected = f"expected lines of JSON with {', '.join(keys)}, each a text"
+    try:
+        rows = read_json(path, parse_options=options).to_pylist()
+    except (OSError, pa.ArrowException) as error:
+        raise InputError(f"{path} cannot be read ({error}): {expected}.") from error
+    for number, row in enumerate(rows, 1):
+        if not all((row[key] or "").strip() for key in keys):
+            raise InputError(f"row {number} of {path} is {shown(row)}: {expected}.")
     return rows
 
 
@@ -262,9 +245,8 @@ def effect_of(changes: Float[np.ndarray, " n"], controls: Float[np.ndarray, "m n
     """Summarise the changes of n cases for one channel and for m control channels.
 
     ``low`` and ``high`` are a 95 % interval of ``median_relative`` if cases are independent;
-    ``lowered`` is the share of cases whose probability fell; ``median_size`` that of |relative
-    change|, by which the channel has its ``rank`` among the controls, ties against it, and
-    ``p_size``, of :func:`rank_sum_p`, over cases and not over channels.
+    ``median_size`` is the median |relative change|, by which the channel has its ``rank`` among the
+    controls, ties against it, and ``p_size``, of :func:`rank_sum_p`, over cases and not channels.
     """
     # Fewer than 6 independent values have no such interval.
     low, high = stats.quantile_test(changes).confidence_interval(0.95)
@@ -279,7 +261,6 @@ def effect_of(changes: Float[np.ndarray, " n"], controls: Float[np.ndarray, "m n
         "median_relative": float(np.median(changes)),
         "low": None if math.isnan(low) else float(low),
         "high": None if math.isnan(high) else float(high),
-        "lowered": float((changes < 0).mean()),
         "median_size": median,
         "control_sizes": control_sizes,
         "largest_control": max(control_sizes),
@@ -293,8 +274,7 @@ def draw_controls(
     model: PreTrainedModel, channel: Channel, count: int, seed: int, exclude: Sequence[Channel] = ()
 ) -> tuple[Channel, ...]:
     """Draw ``count`` control channels from a channel's layer, by the seed and the channel."""
-    mixers = mixers_of(model)
-    layer, number = channel
+    mixers, (layer, number) = mixers_of(model), channel
     check_layer(len(mixers), layer)
     channels = mixers[layer].channels
     check_channel(channels, layer, number)

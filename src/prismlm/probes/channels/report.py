@@ -11,17 +11,18 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int64
 from scipy import stats
 from torch import Tensor, nn
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from prismlm.corpus.tokenizer import check_tokenizer_of
 from prismlm.corpus.windows import Sequences
-from prismlm.errors import InputError, check_finite
+from prismlm.layers import PrototypeMixer
 from prismlm.models.decoders.protot import chosen_layers, half_life, has_mixers, mixers_of
 from prismlm.probes.channels.activations import (
     Activations,
@@ -36,11 +37,6 @@ from prismlm.probes.results import Row, Table, as_json
 from prismlm.progress import SILENT, Reporter
 from prismlm.statistics import spearman
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
-
-    from prismlm.layers import PrototypeMixer
-
 GATES: tuple[Kind, ...] = ("write", "read")
 SIGNIFICANT = 0.05
 BINS, MAX_LAG, SHUFFLES = 8, 4, 99
@@ -50,7 +46,7 @@ MIN_VARIANCE = 1e-28
 
 def sparsity_ratio(activations: Float[Tensor, "... P"]) -> Float[Tensor, "..."]:
     """Return max_p |a_p| / mean_p |a_p|, float64: 1 if all are equal, P if only one is not 0."""
-    a = _magnitudes(activations)
+    a = activations.double().abs()
     return a.amax(-1) / a.mean(-1)
 
 
@@ -59,7 +55,7 @@ def gini(activations: Float[Tensor, "... P"]) -> Float[Tensor, "..."]:
 
     G = (P + 1 − 2 Σ_p (P + 1 − p) a↑_p / Σ_p a_p) / P,   a↑ ascending, p from 1
     """
-    a = _magnitudes(activations).sort(-1).values
+    a = activations.double().abs().sort(-1).values
     count = a.shape[-1]
     weights = torch.arange(count, 0, -1, dtype=a.dtype, device=a.device)
     return (count + 1 - 2 * (a * weights).sum(-1) / a.sum(-1)) / count
@@ -67,19 +63,8 @@ def gini(activations: Float[Tensor, "... P"]) -> Float[Tensor, "..."]:
 
 def entropy(activations: Float[Tensor, "... P"]) -> Float[Tensor, "..."]:
     """Return −Σ_p q_p ln q_p with q = |a| / Σ |a|, in nats, float64: ln P if all are equal."""
-    a = _magnitudes(activations)
+    a = activations.double().abs()
     return torch.special.entr(a / a.sum(-1, keepdim=True)).sum(-1)
-
-
-def _magnitudes(activations: Tensor) -> Tensor:
-    magnitudes = activations.detach().double().abs()
-    check_finite("activations", magnitudes)
-    if not bool((magnitudes.sum(-1) > 0).all()):
-        raise InputError(
-            "all activations of a position are 0, so it has no distribution over channels: leave "
-            "padding out, and do not mask every channel."
-        )
-    return magnitudes
 
 
 def measure_layers(
@@ -163,9 +148,9 @@ def lag_correlation(
     a small p says that read and write correlate at some lag, the peak says which.
     Source: ProtoT, §5.1, which shows the pattern by example and has no figure for it.
 
-    Returned are ``lags`` −L to L; ``correlation`` c(ℓ), ``null_mean`` and ``null_deviation``,
-    float64 [R, lags]; ``peak``, the lag of the largest c(ℓ); and ``p``, the share of shuffles and
-    the original with as large a peak. They are NaN if a gate is constant.
+    Returned are ``lags`` −L to L; ``correlation`` c(ℓ), float64 [R, lags]; ``peak``, the lag of the
+    largest c(ℓ); and ``p``, the share of shuffles and the original with as large a peak. They are
+    NaN if a gate is constant.
     """
     generator = torch.Generator().manual_seed(seed)
     channels = writes.shape[1]
@@ -189,8 +174,7 @@ def lag_correlation(
     exceeding = (null.amax(2) >= observed.amax(1)).sum(0)
     lags = torch.arange(-max_lag, max_lag + 1)
     p = torch.where(varies, (exceeding.double() + 1) / len(correlation), torch.nan)
-    figures = {"lags": lags, "correlation": observed, "null_mean": null.mean(0)}
-    return figures | {"null_deviation": null.std(0), "peak": lags[observed.argmax(1)], "p": p}
+    return {"lags": lags, "correlation": observed, "peak": lags[observed.argmax(1)], "p": p}
 
 
 @dataclass(frozen=True)

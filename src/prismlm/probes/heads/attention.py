@@ -6,7 +6,6 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -14,8 +13,9 @@ from jaxtyping import Bool, Float, Int64
 from scipy import stats
 from torch import Tensor
 from torch.nn import functional as F
+from transformers import PreTrainedModel
 
-from prismlm.corpus.windows import Sequences
+from prismlm.corpus.windows import Sequences, WindowBatch
 from prismlm.errors import InputError, check_finite
 from prismlm.models.attention import attention_layers, head_groups, reading_attention
 from prismlm.models.decoders.protot import chosen_layers
@@ -24,11 +24,6 @@ from prismlm.models.seam import capture
 from prismlm.models.watch import evaluating
 from prismlm.probes.results import Report, Row, Table
 from prismlm.progress import SILENT, Reporter
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from prismlm.corpus.windows import WindowBatch
 
 MIN_VISIBLE = 16
 MAX_NEAR = 4

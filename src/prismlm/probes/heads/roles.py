@@ -21,12 +21,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple, cast, get_args
+from typing import Literal, NamedTuple, cast, get_args
 
 import torch
 from jaxtyping import Bool
 from scipy import stats
 from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from prismlm.errors import InputError, check_finite, suggest
 from prismlm.explain.attention_maps import Head, heads_of, read_weights
@@ -34,9 +35,6 @@ from prismlm.models.decoders.signal_noise import SignalNoiseForCausalLM
 from prismlm.probes.channels.effects import read_rows
 from prismlm.probes.results import Row, Table
 from prismlm.progress import SILENT, Reporter
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 Role = Literal["subject", "object", "structure", "action"]
 ROLES: tuple[Role, ...] = get_args(Role)
@@ -99,8 +97,9 @@ class RoleText(NamedTuple):
 
 def load_role_cases(path: str | os.PathLike[str] | None = None) -> tuple[RoleCase, ...]:
     """Read cases from a file, by default the bundled one."""
-    rows = read_rows(BUNDLED if path is None else Path(path), ["text"])
-    return tuple(parse_case(row["text"], line) for line, row in rows.items())
+    file = BUNDLED if path is None else Path(path)
+    rows = enumerate(read_rows(file, ["text"]), 1)
+    return tuple(parse_case(row["text"], f"row {number} of {file}") for number, row in rows)
 
 
 def parse_case(marked: str, line: str = "the case") -> RoleCase:
@@ -117,14 +116,11 @@ def parse_case(marked: str, line: str = "the case") -> RoleCase:
         marks.append((role, len(text), len(text) + len(words)))
         text, end = text + words, match.end()
     text += marked[end:]
-    if "{" in text or "}" in text:
+    targets = [stop for role, _, stop in marks if role == TARGET]
+    if "{" in text or "}" in text or len(marks) < 2 or targets != [len(text)]:
         raise InputError(
-            f"{line}: a brace in {text!r} is not part of a mark like {{subject:frog}}."
-        )
-    if len(marks) < 2 or [stop for role, _, stop in marks if role == TARGET] != [len(text)]:
-        raise InputError(
-            f"{line}: expected words of at least one role, {', '.join(ROLES)}, and one target, "
-            "marked {target:door}, at the end of the text."
+            f"{line}: expected marks like {{subject:frog}} and {{target:door}}, words of at least "
+            f"one role, {', '.join(ROLES)}, and one target at the end of the text, got {marked!r}."
         )
     return RoleCase(text, tuple(marks))
 

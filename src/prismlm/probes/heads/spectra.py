@@ -8,15 +8,17 @@ from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor, nn
+from transformers import PreTrainedModel
 
-from prismlm.corpus.windows import Sequences
-from prismlm.errors import InputError, NotFiniteError, check_finite, check_whole
+from prismlm.corpus.store import Corpus, Split
+from prismlm.corpus.windows import Sequences, WindowBatch
+from prismlm.errors import InputError, NotFiniteError, check_finite
 from prismlm.layers.signal_noise_attention import SignalNoiseAttention, SignalNoiseOutput
 from prismlm.models.device import check_window
 from prismlm.models.seam import LogitMap, capture, lacks, output_embedding
@@ -25,12 +27,6 @@ from prismlm.probes.heads.attention import collect
 from prismlm.probes.results import Report, Row, Table
 from prismlm.probes.texts import document_numbers, losses_at
 from prismlm.progress import SILENT, Reporter
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-    from prismlm.corpus.store import Corpus, Split
-    from prismlm.corpus.windows import WindowBatch
 
 POSITIONS = 2048
 DISTORTION = 0.5
@@ -100,10 +96,6 @@ def read_states(
         return watch(Hook(layer, after=sample) for layer in layers)
 
     collect(model, batches, observe, title="Reading states", progress=progress)
-    if not samples or len(samples[layers[0]][0]) < 2:
-        raise InputError(
-            "the text has fewer than two tokens, too few for a coding rate: use a longer text."
-        )
     return tuple(
         AttentionStates(number, layer, *parameters[layer], *samples[layer][1:])
         for number, layer in enumerate(layers)
@@ -223,7 +215,6 @@ def cross_terms(states: Sequence[AttentionStates], *, length: int) -> Table:
 def _cross_row(layer: AttentionStates, length: int) -> Row:
     # The length of each rotated pair: a score is Σ over pairs of |u_i| |u_j| cos(ω τ + φ).
     amplitudes = torch.hypot(*layer.projections().chunk(2, -1))
-    check_finite(f"the projections of layer {layer.layer}", amplitudes)
     attention, (signal, noise) = layer.attention, amplitudes.chunk(2)
     groups = {
         "signal": (signal, attention.signal_frequencies.cpu()),
@@ -381,8 +372,8 @@ def spectra_report(
     out if no document of the split is long enough, unless ``context`` or ``loss_only`` asks for it.
     ``loss_only`` accepts any decoder; otherwise it must have signal/noise attention.
     """
-    trained = check_whole("trained_length", trained_length or sequences.length, 1)
-    length = 2 * trained if context is None else check_whole("context", context, 2)
+    trained = trained_length or sequences.length
+    length = 2 * trained if context is None else context
     tables: dict[str, Table] = {}
     left_out: dict[str, str] = {}
     positions = 0

@@ -7,12 +7,13 @@ import re
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from prismlm.errors import InputError, NotFiniteError, check_choice
 from prismlm.models.device import check_window
@@ -41,9 +42,6 @@ from prismlm.probes.uncertainty_feedback.signal import (
 )
 from prismlm.progress import SILENT, Reporter
 from prismlm.statistics import bootstrap
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 SIGNALS = ("own", "zero", "shuffled")
 PROMPT_TOKENS = 16
@@ -365,13 +363,6 @@ def inspect_uncertainty_feedback(
         check_choice("a check", check, tuple(CHECKS))
     levels = feedback_of(model).levels
     check_window(model, max(map(len, sample.texts)))
-    embeddings: Any = model.get_input_embeddings()
-    largest, vocabulary = max(int(text.max()) for text in sample.texts), len(embeddings.weight)
-    if largest >= vocabulary:
-        raise InputError(
-            f"the texts hold token {largest} and the model has {vocabulary} tokens: they were "
-            "encoded with another tokenizer than the model's."
-        )
     codes = own_codes(model, sample.texts, options.passes, progress=progress)
     inputs = CheckInputs(model, tokenizer, sample.texts, codes, options, progress)
     tables: dict[str, Table] = {}

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Float
 from scipy import stats
 from torch import Tensor
+from transformers import PreTrainedModel
 
 from prismlm.errors import InputError, check_finite
 from prismlm.models.attention import attention_layers, reading_attention
@@ -27,9 +28,6 @@ from prismlm.probes.uncertainty_feedback.signal import (
 )
 from prismlm.progress import SILENT, Reporter
 from prismlm.statistics import Interval, bootstrap
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 MIN_LATER = 8
 """Positions count that at least so many later tokens can attend to."""

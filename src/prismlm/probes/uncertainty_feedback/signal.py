@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from prismlm.errors import InputError
 from prismlm.models.uncertainty_feedback import CACHES, CODES, UncertaintyFeedback, uncertainty_of
@@ -17,9 +18,6 @@ from prismlm.models.watch import evaluating
 from prismlm.ops.uncertainty_feedback import NO_CODE, neutral_code, normalised_entropy, quantise
 from prismlm.probes.texts import equal_length_batches, target_losses
 from prismlm.progress import SILENT, Reporter
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 BATCH_TOKENS, BATCH_LOGITS = 2048, 2**26
 Codes = tuple[Tensor, ...]
