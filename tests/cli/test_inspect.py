@@ -356,7 +356,7 @@ def seed(place, cases):
         (EFFECT, "seed", ("--channel", "1:9"), "no channel 9 in layer 1"),
         (EFFECT, "seed", ("--channel", "1"), "expected LAYER:CHANNEL"),
         (HEADS, "gpt2", OF_TINY, "window of 256 tokens.*64 positions"),
-        (SPECTRA, "signal_noise", ("--context", 0), "context is 0.*from 2 on"),
+        (SPECTRA, "signal_noise", ("--context", 0), "--context.*greater than or equal to 2"),
         (FEEDBACK, "fed_gpt2", (*FAST, "--check", "prob"), "Did you mean 'probe'"),
         (FEEDBACK, "gpt2", ("--corpus", "CORPUS"), "uncertainty_feedback: {enabled: true"),
     ],
