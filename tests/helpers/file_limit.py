@@ -1,6 +1,5 @@
-"""Limits on the files of this process: their size, as of a disk without room, and their number."""
+"""A limit on the size of files of this process, as of a disk without room."""
 
-import os
 import resource
 import sys
 from contextlib import contextmanager
@@ -10,18 +9,6 @@ def limit_files(size: int) -> None:
     """Let no file grow beyond ``size`` bytes; modules first imported then leave no cut bytecode."""
     sys.dont_write_bytecode = True
     resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
-
-
-@contextmanager
-def few_open_files(more: int):
-    """Let this process open only so many files beyond those that are open."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    last = max(int(name) for name in os.listdir("/proc/self/fd"))
-    resource.setrlimit(resource.RLIMIT_NOFILE, (last + more, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
 @contextmanager

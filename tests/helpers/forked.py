@@ -1,15 +1,28 @@
-"""Real processes of the command and of scripts, forked from one that has imported everything."""
+"""Real processes of the command and of scripts, forked from one that has imported everything.
+
+Importing PyTorch, transformers and prismlm takes seconds, and a hundred tests run the command. This
+file, run by itself, imports them, and keeps the one table that transformers compiles for the first
+model it loads; it forks a child for each line of JSON on stdin, so no test sees another's state.
+"""
 
 from __future__ import annotations
 
+import atexit
+import contextlib
+import functools
+import gc
+import importlib
+import io
 import json
 import os
+import pkgutil
 import signal
 import subprocess
 import sys
 import tempfile
 import time
-from functools import lru_cache
+import traceback
+import weakref
 from pathlib import Path
 from typing import Any
 
@@ -27,11 +40,11 @@ runpy.run_path({path!r}, run_name="__main__")
 STREAMS = ("stdin", "stdout", "stderr")
 
 
-@lru_cache(maxsize=1)
+@functools.lru_cache(maxsize=1)
 def server() -> subprocess.Popen[str]:
     """Return the process that the others are forked from; it ends when its stdin does."""
     return subprocess.Popen(
-        [sys.executable, Path(__file__).with_name("forking.py")],
+        [sys.executable, __file__],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         encoding="utf-8",
@@ -106,8 +119,8 @@ def start(
 ) -> Forked:
     """Start the command, or other code, with these arguments."""
     words = [str(argument) for argument in arguments]
-    request: dict[str, object] = {"name": "prismlm", "arguments": words, "code": code}
-    return Forked(request | {"cwd": os.path.abspath(cwd), "columns": columns}, stdin)
+    where = {"cwd": os.path.abspath(cwd), "columns": columns}
+    return Forked({"arguments": words, "code": code, **where}, stdin)
 
 
 def run(
@@ -124,3 +137,85 @@ def run_script(path: Path, *arguments: object, timeout: float = 500):
     """Run a file as ``python path arguments`` does."""
     code = SCRIPT.format(folders=[str(path.parent), ROOT], path=str(path))
     return run(*arguments, code=code, timeout=timeout)
+
+
+def warm() -> None:
+    """Import what the commands import when they run, and let typer read the options once."""
+    import transformers.models.auto.modeling_auto
+    import transformers.models.llama.modeling_llama  # noqa: F401
+    import typer.main
+
+    import prismlm.cli.app
+
+    with contextlib.suppress(ModuleNotFoundError):
+        import datasets  # noqa: F401
+        import matplotlib.backends.backend_svg  # noqa: F401
+        import scipy.stats  # noqa: F401
+    with contextlib.suppress(ImportError):
+        from transformers.conversion_mapping import get_checkpoint_conversion_mapping
+
+        get_checkpoint_conversion_mapping("llama")
+    typer.main.get_command = functools.cache(typer.main.get_command)
+    for module in pkgutil.walk_packages(prismlm.__path__, "prismlm."):
+        if module.name != "prismlm.__main__":
+            with contextlib.suppress(ModuleNotFoundError):
+                importlib.import_module(module.name)
+    with (
+        contextlib.redirect_stdout(io.StringIO()),
+        contextlib.redirect_stderr(io.StringIO()),
+        contextlib.suppress(SystemExit),
+    ):
+        prismlm.cli.app.app(["generate", os.devnull, "nothing is there"])
+    # What libraries left to do at the end, such as a table of what was compiled, takes a child
+    # longer than most commands, and is not its to do.
+    for finaliser in list(weakref.finalize._registry):  # pyright: ignore[reportAttributeAccessIssue]
+        finaliser.atexit = False
+    weakref.finalize._registered_with_atexit = False  # pyright: ignore[reportAttributeAccessIssue]
+    atexit._clear()
+    # What is kept is never looked through again, here or in a child.
+    gc.collect()
+    gc.freeze()
+
+
+def be(request: dict[str, Any]) -> None:
+    """Become the process that is asked for."""
+    os.environ["COLUMNS"] = str(request["columns"])
+    os.chdir(request["cwd"])
+    sys.argv = ["prismlm", *request["arguments"]]
+    for number, name in enumerate(STREAMS):
+        os.dup2(os.open(request[name], os.O_WRONLY if number else os.O_RDONLY), number)
+    # Background jobs of some shells start with SIGINT ignored, and children inherit it.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    code = 0
+    try:
+        exec(request["code"], {"__name__": "__main__"})
+    except SystemExit as stop:
+        code = stop.code or 0
+        if not isinstance(code, int):
+            sys.stderr.write(f"{code}\n")
+            code = 1
+    except BaseException:
+        traceback.print_exc()
+        code = 1
+    sys.stdout.flush()
+    sys.stderr.flush()
+    atexit._run_exitfuncs()
+    # Taking down what was inherited, object by object, takes longer than most commands.
+    os._exit(code)
+
+
+if __name__ == "__main__":
+    warm()
+    for line in sys.stdin:
+        asked = json.loads(line)
+        if "ended" in asked:
+            ended, status = os.waitpid(asked["ended"], os.WNOHANG)
+            answer = os.waitstatus_to_exitcode(status) if ended else None
+        else:
+            answer = os.fork()
+            if answer == 0:
+                be(asked)
+        sys.stdout.write(json.dumps(answer) + "\n")
+        sys.stdout.flush()
+    # As for a child.
+    os._exit(0)

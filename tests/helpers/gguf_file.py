@@ -5,25 +5,15 @@ from pathlib import Path
 
 import numpy as np
 
-LAYER = {
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-}
 ORDINARY, CONTROL = 1, 3
 
 
 def write_gguf(model, tokenizer_file: Path, out: Path, template: str | None = None) -> Path:
     """Write a Llama and its byte-level BPE tokenizer as float32 GGUF."""
-    from gguf import GGUFWriter
+    from gguf import MODEL_ARCH, GGUFWriter, get_tensor_name_map
 
     config, writer = model.config, GGUFWriter(str(out), "llama")
+    names = get_tensor_name_map(MODEL_ARCH.LLAMA, config.num_hidden_layers)
     writer.add_context_length(config.max_position_embeddings)
     writer.add_embedding_length(config.hidden_size)
     writer.add_block_count(config.num_hidden_layers)
@@ -47,23 +37,13 @@ def write_gguf(model, tokenizer_file: Path, out: Path, template: str | None = No
     if template is not None:
         writer.add_chat_template(template)
     for name, tensor in model.state_dict().items():
-        found = _named(name)
-        if found is not None:
+        if found := names.get_name(name, try_suffixes=(".weight",)):
             writer.add_tensor(found, _turned(name, tensor.float().numpy(), config))
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
     writer.close()
     return out
-
-
-def _named(name: str) -> str | None:
-    plain = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
-    stem = name.removesuffix(".weight")
-    if stem in plain:
-        return f"{plain[stem]}.weight"
-    parts = stem.split(".", 3)
-    return f"blk.{parts[2]}.{LAYER[parts[3]]}.weight" if parts[0] == "model" else None
 
 
 def _turned(name: str, weight: np.ndarray, config) -> np.ndarray:

@@ -12,13 +12,13 @@ from tests.helpers.running import Running
 class Hub(Running):
     """Repositories by name, each a list of commits, which are files by path.
 
-    ``private`` has the names of those made private, ``large`` the big files by digest.
+    ``private`` has the names of those made private.
     """
 
     def __init__(self):
         super().__init__(self.routes)
         self.url = f"http://{self.host}"
-        self.repositories, self.private, self.large = {}, set(), {}
+        self.repositories, self.private = {}, set()
 
     def commit(self, name, revision):
         """Return the number and the files of a commit."""
@@ -49,13 +49,9 @@ class Hub(Running):
         def about(owner, name, revision="main"):
             known = f"{owner}/{name}"
             number, files = self.commit(known, revision)
-            return {
-                "id": known,
-                "sha": sha(number),
-                "private": known in self.private,
-                "siblings": [{"rfilename": path} for path in files],
-                "tags": [],
-            }
+            siblings = [{"rfilename": path} for path in files]
+            private = known in self.private
+            return {"id": known, "sha": sha(number), "private": private, "siblings": siblings}
 
         @app.get("/api/models/{owner}/{name}/tree/{revision}")
         def tree(owner, name, revision):
@@ -93,37 +89,18 @@ class Hub(Running):
 
         @app.post("/api/models/{owner}/{name}/preupload/main")
         async def preupload(owner, name, request: Request):
-            return {
-                "files": [
-                    {"path": file["path"], "shouldIgnore": False}
-                    | {"uploadMode": "lfs" if file["size"] > 1000 else "regular"}
-                    for file in (await request.json())["files"]
-                ]
-            }
-
-        @app.post("/{repository:path}/info/lfs/objects/batch")
-        async def batch(repository, request: Request):
-            objects = [
-                one | {"actions": {"upload": {"href": f"{self.url}/large/{one['oid']}"}}}
-                for one in (await request.json())["objects"]
-            ]
-            return {"transfer": "basic", "objects": objects}
-
-        @app.put("/large/{oid}")
-        async def put(oid, request: Request):
-            self.large[oid] = await request.body()
+            files = (await request.json())["files"]
+            how = {"shouldIgnore": False, "uploadMode": "regular"}
+            return {"files": [{"path": file["path"]} | how for file in files]}
 
         @app.post("/api/models/{owner}/{name}/commit/main")
         async def commit(owner, name, request: Request):
             commits = self.repositories[f"{owner}/{name}"]
             files = dict(commits[-1])
-            for line in (await request.body()).splitlines():
-                operation = json.loads(line)
-                value = operation["value"]
+            for operation in map(json.loads, (await request.body()).splitlines()):
                 if operation["key"] == "file":
+                    value = operation["value"]
                     files[value["path"]] = base64.b64decode(value["content"])
-                elif operation["key"] == "lfsFile":
-                    files[value["path"]] = self.large[value["oid"]]
             commits.append(files)
             oid = sha(len(commits) - 1)
             url = f"{self.url}/{owner}/{name}/commit/{oid}"

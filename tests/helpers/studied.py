@@ -3,28 +3,13 @@
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from transformers import (
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MambaConfig,
-    MambaForCausalLM,
-)
+from transformers import AutoModelForCausalLM, GPT2Config, LlamaConfig, MambaConfig
 
 from prismlm.eval.robustness import COLUMNS
-from tests.helpers.mixer_models import (
-    OBJECTS,
-    SUBJECTS,
-    VERBS,
-    make_corpus,
-    make_model,
-    save_model,
-)
+from tests.helpers.mixer_models import OBJECTS, SUBJECTS, VERBS, make_corpus, make_model, save_model
 
 SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "initializer_range": 0.4}
 LLAMA = SIZES | {"intermediate_size": 24, "num_attention_heads": 2, "num_key_value_heads": 1}
-MAMBA = SIZES | {"state_size": 4}
 GPT2 = {"n_embd": 16, "n_layer": 2, "n_head": 2, "initializer_range": 0.4, "n_positions": 64}
 
 
@@ -33,15 +18,21 @@ def make_studied(directory):
     corpus = make_corpus(directory)
     size = len(corpus.tokenizer)
     torch.manual_seed(0)
-    models = {
-        "protot": make_model(size),
-        "llama": LlamaForCausalLM(LlamaConfig(vocab_size=size, **LLAMA)),
-        "gpt2": GPT2LMHeadModel(GPT2Config(vocab_size=size, **GPT2)),
-        "mamba": MambaForCausalLM(MambaConfig(vocab_size=size, **MAMBA)),
-    }
+    models = {"protot": make_model(size)}
+    for config in (
+        LlamaConfig(vocab_size=size, **LLAMA),
+        GPT2Config(vocab_size=size, **GPT2),
+        MambaConfig(vocab_size=size, state_size=4, **SIZES),
+    ):
+        models[config.model_type] = AutoModelForCausalLM.from_config(config)
     for name, model in models.items():
         save_model(model.eval(), corpus, directory / name, trained_on=False)
-    write_pairs(directory / "pairs.parquet", pair_rows())
+    rows = [
+        {"id": f"{number:03}", "slice": name, "original": original, "perturbed": changed,
+         "source": "wikitext2", "similarity": None}
+        for number, (name, original, changed) in enumerate(pair_rows())
+    ]  # fmt: skip
+    pq.write_table(pa.Table.from_pylist(rows, schema=COLUMNS), directory / "pairs.parquet")
     return directory
 
 
@@ -58,16 +49,4 @@ def pair_rows():
             "negation": f"{subject} never {verb} {thing}",
         }
         rows += [(name, original, changed) for name, changed in changes.items()]
-    rows.append(("negation", "The river carries stones to the sea.", "ZQ"))
-    return rows
-
-
-def write_pairs(path, rows):
-    """Write (slice, original, perturbed) as a file of pairs."""
-    whole = [
-        {"id": f"{number:03}", "slice": name, "original": original, "perturbed": changed,
-         "source": "wikitext2", "similarity": None}
-        for number, (name, original, changed) in enumerate(rows)
-    ]  # fmt: skip
-    pq.write_table(pa.Table.from_pylist(whole, schema=COLUMNS), path)
-    return path
+    return [*rows, ("negation", "The river carries stones to the sea.", "ZQ")]
