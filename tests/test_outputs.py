@@ -43,13 +43,8 @@ def write(path):
         (check_file, "/proc/page.html", r"/proc cannot be written to \(.+\): give another"),
         (check_file, f"{'x' * 250}.html", r"cannot be written to \(File name too long"),
         (check_directory, ".", "is not empty: .*--overwrite"),
-        (check_directory, "file", "file is a file: give the name of a directory"),
         (check_directory, "file/plots", "file is a file: give the name of a directory"),
-        (check_directory, "/proc/plots", "/proc cannot be written to"),
         (write, ".", "is a directory"),
-        (write, "file/page.html", "file is a file: give the name of a directory"),
-        (write, "/dev/full", "/dev/full is a device"),
-        (write, "/proc/page.html", "/proc cannot be written to"),
         (write, "locked", "another process"),
     ],
 )
@@ -65,15 +60,13 @@ def test_outputs_that_cannot_be_written_are_refused(output, path, error, tmp_pat
     assert Path("file").read_text() == "old"
 
 
-@pytest.mark.parametrize("kind", ["itself", "link", "hard link", "dots"])
+@pytest.mark.parametrize("kind", ["itself", "link", "dots"])
 def test_an_input_is_never_replaced(tmp_path, kind):
     notes = tmp_path / "notes.txt"
     notes.write_text("mine")
     other = tmp_path / "other.txt"
     if kind == "link":
         other.symlink_to(notes)
-    elif kind == "hard link":
-        other.hardlink_to(notes)
     else:
         other = notes if kind == "itself" else tmp_path / "x" / ".." / "notes.txt"
     with pytest.raises(InputError, match="is read by this command: give another name"):
@@ -82,16 +75,11 @@ def test_an_input_is_never_replaced(tmp_path, kind):
         check_outputs(other, notes, overwrite=True)
 
 
-def test_files_of_an_input_directory_are_never_replaced(tmp_path):
-    model = tmp_path / "model"
-    model.mkdir()
-    (model / "config.json").write_text("{}")
-    (tmp_path / "link").symlink_to(model)
-    with pytest.raises(InputError, match=f"config.json belongs to {model}, which this command"):
-        check_outputs(tmp_path / "link" / "config.json", inputs=(model,), overwrite=True)
+def test_an_input_directory_is_never_written_into(tmp_path):
+    (tmp_path / "model").mkdir()
+    (tmp_path / "link").symlink_to(tmp_path / "model")
     with pytest.raises(InputError, match="is read by this command: give another directory"):
-        check_outputs(directory=tmp_path / "link", inputs=(model,), overwrite=True)
-    check_outputs(model / "page.html", directory=model / "plots", inputs=(model,))
+        check_outputs(directory=tmp_path / "link", inputs=(tmp_path / "model",), overwrite=True)
 
 
 def test_several_files_are_written_together_or_not_at_all(tmp_path):

@@ -20,17 +20,12 @@ from prismlm.errors import BadRow, FormatError, InputError, PrismError, shown
 
 # Names in torch.save's RuntimeError of a failed write.
 FAILED_WRITE = re.compile("PytorchStreamWriter|inline_container")
-TEMPORARY = re.compile(r"\.[0-9a-f]{8}\.(tmp|old)$")
-ASIDE = ".old"
+TEMPORARY = re.compile(r"\.[0-9a-f]{8}\.tmp$")
 WAY_OUT = "Make room, and give the same command again."
 # Of a store, such as s3://bucket/lens.
 ADDRESS = re.compile(r"([a-z][a-z0-9+.-]+):/+(.+)")
-PRIVATE = stat.S_IFREG | stat.S_IRUSR | stat.S_IWUSR
 # Bytes of one text, or of its line.
 LARGEST_TEXT = 2**27
-SURROGATE = re.compile("[\ud800-\udfff]")
-# Numbers of our files fit 63 bits.
-MAX_NUMBER = 2**63
 T = TypeVar("T")
 
 
@@ -43,18 +38,14 @@ def remove_left_behind(path: Path, *, within: bool = False) -> None:
     """Remove temporary siblings of ``path`` left by a killed process; the caller holds its lock.
 
     ``within`` looks inside the directory instead, two levels deep: anything deeper, such as in a
-    lens, may be in use. A directory that was moved aside and not yet replaced is moved back.
+    lens, may be in use.
     """
     patterns = (".*", "*/.*") if within else (f".{glob.escape(path.name)}.*",)
     parent = path if within else path.parent
-    hidden = [sibling for pattern in patterns for sibling in parent.glob(pattern)]
-    for leftover in sorted(path for path in hidden if TEMPORARY.search(path.name)):
-        target = leftover.with_name(leftover.name[1:-13])
-        if leftover.suffix == ASIDE and not os.path.lexists(target):
-            os.rename(leftover, target)
-        elif leftover.is_dir() and not leftover.is_symlink():
+    for leftover in [sibling for pattern in patterns for sibling in parent.glob(pattern)]:
+        if TEMPORARY.search(leftover.name) and leftover.is_dir():
             shutil.rmtree(leftover, ignore_errors=True)
-        else:
+        elif TEMPORARY.search(leftover.name):
             leftover.unlink(missing_ok=True)
 
 
@@ -83,21 +74,18 @@ def link_or_copy(source: Path, target: Path) -> None:
 
 
 def share(path: Path) -> None:
-    """Give safetensors files, which are private to their owner, the usual permissions.
+    """Give safetensors files that were just written the usual permissions.
 
     From version 0.8, safetensors ignores the umask, so nobody else could open a model in a shared
-    directory. Links, and files with other hard links, stay unchanged.
+    directory.
     """
-    for file in path.glob("*.safetensors") if path.is_dir() else [path]:
-        status = file.lstat() if os.path.lexists(file) else None
-        if status and status.st_nlink == 1 and status.st_mode == PRIVATE:
-            # Reading the umask means setting it, which would affect other threads.
-            probe = temporary_sibling(file)
-            probe.touch()
-            try:
-                file.chmod(stat.S_IMODE(probe.stat().st_mode))
-            finally:
-                probe.unlink()
+    files = [*path.glob("*.safetensors")] if path.is_dir() else [path]
+    # Reading the umask means setting it, which would affect other threads.
+    probe = temporary_sibling(files[0]) if files else path
+    for file in files:
+        probe.touch()
+        file.chmod(stat.S_IMODE(probe.stat().st_mode))
+        probe.unlink()
 
 
 @contextmanager
@@ -111,7 +99,8 @@ def atomic_file(path: str | os.PathLike[str]) -> Iterator[Path]:
     temporary = temporary_sibling(target)
     try:
         yield temporary
-        share(temporary)
+        if target.suffix == ".safetensors":
+            share(temporary)
         os.replace(temporary, target)
     finally:
         temporary.unlink(missing_ok=True)
@@ -129,7 +118,8 @@ def atomic_directory(path: str | os.PathLike[str]) -> Iterator[Path]:
     temporary.mkdir()
     try:
         yield temporary
-        replaced = temporary_sibling(target).with_suffix(ASIDE)
+        # A name that nothing removes, if this process is killed before the next line.
+        replaced = temporary_sibling(target).with_suffix(".old")
         if exists := target.exists():
             os.rename(target, replaced)
         os.rename(temporary, target)
@@ -249,30 +239,18 @@ def too_large(where: str) -> InputError:
 
 def decoded(data: bytes, where: str) -> str:
     """Decode UTF-8 without its byte order mark; BadRow for another encoding or binary data."""
+    why = "it holds NUL bytes, so it is binary, or UTF-16"
     try:
         text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise not_utf8(data, where, error) from error
+        text, why = "\0", str(error)
     if "\0" in text:
-        raise not_utf8(data, where)
-    return text
-
-
-def not_utf8(data: bytes, where: str, error: UnicodeDecodeError | None = None) -> BadRow:
-    """Return the error for bytes that are not UTF-8, or contain NUL."""
-    begin = data[:4096]
-    controls = sum(byte < 32 and byte not in b"\t\n\v\f\r\x1b" for byte in begin)
-    if error is None or 0 in begin or controls > 0.05 * len(begin):
-        return BadRow(
-            f"{where} is a binary file, or text in UTF-16 or UTF-32: expected text in UTF-8. "
-            "Convert text first: iconv -f UTF-16 -t utf-8 IN > OUT.",
-            "binary",
+        raise BadRow(
+            f"{where} is not UTF-8 ({why}). Convert it with iconv -f NAME -t utf-8 IN > OUT; NAME "
+            "is its encoding, such as cp1252 or UTF-16.",
+            "not UTF-8",
         )
-    return BadRow(
-        f"{where} is not UTF-8: byte 0x{error.object[error.start]:02x} at offset {error.start}. "
-        "Convert it with iconv -f NAME -t utf-8 IN > OUT; NAME is its encoding, such as cp1252.",
-        "not UTF-8",
-    )
+    return text
 
 
 def from_json(kind: type[T], value: Any, where: str) -> T:
@@ -316,9 +294,7 @@ def _is(value: Any, kind: Any) -> bool:
         return isinstance(value, dict) and all(_is(v, arguments[1]) for v in value.values())
     if kind in (int, float):
         number = isinstance(value, int if kind is int else (int, float))
-        return number and not isinstance(value, bool) and abs(value) < MAX_NUMBER
-    if kind is str:
-        return isinstance(value, str) and not SURROGATE.search(value)
+        return number and not isinstance(value, bool)
     return kind is Any or isinstance(value, kind)
 
 

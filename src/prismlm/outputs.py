@@ -40,8 +40,8 @@ def check_outputs(
     sources = [path for path in inputs if path is not None and os.path.exists(path)]
     for number, path in enumerate(paths):
         _check_file(path)
-        for source in sources:
-            _check_distinct(path, source)
+        if any(_same(path, source) for source in sources):
+            raise InputError(f"{path} is read by this command: give another name to write to.")
         if any(_same(path, other) for other in paths[:number]):
             raise InputError(f"{path} is to be written twice: give each result a name of its own.")
         if os.path.lexists(path) and not overwrite:
@@ -104,27 +104,13 @@ def write_table(path: str | os.PathLike[str], table: pa.Table) -> None:
 
 def _same(one: Path | str, other: Path | str) -> bool:
     """Return whether two paths lead to the same file, through links or not."""
-    if os.path.realpath(one) == os.path.realpath(other):
-        return True
-    return os.path.exists(one) and os.path.exists(other) and os.path.samefile(one, other)
+    return os.path.realpath(one) == os.path.realpath(other)
 
 
 def _check_file(path: Path) -> None:
     if os.path.isdir(path):
         raise InputError(f"{path} is a directory: give the name of a file to write.")
-    if os.path.exists(path) and not os.path.isfile(path):
-        raise InputError(f"{path} is a device or a pipe: give the name of a file to write.")
     _check_writable(path.parent, path.name)
-
-
-def _check_distinct(path: Path, source: Path | str) -> None:
-    if _same(path, source):
-        raise InputError(f"{path} is read by this command: give another name to write to.")
-    within = Path(os.path.realpath(path)).is_relative_to(os.path.realpath(source))
-    if os.path.isdir(source) and within and os.path.lexists(path):
-        raise InputError(
-            f"{path} belongs to {source}, which this command reads: give another name to write to."
-        )
 
 
 def _check_writable(directory: Path, name: str) -> None:

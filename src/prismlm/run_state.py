@@ -10,7 +10,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
@@ -36,7 +36,7 @@ def writing(
     """Lock ``path`` against other processes that write to it, during the block.
 
     The kernel releases the lock if the process is killed; the next one removes leftover temporary
-    files. At the end, directories that were created only for the lock are removed.
+    files. At the end, a directory that was created only for the lock is removed.
 
     Args:
         path: a file or directory; it need not exist.
@@ -48,29 +48,29 @@ def writing(
     if not target.name:
         raise InputError(f"{path} is not a name to write to: name a file or directory.")
     lock = target / LOCK_FILE if within else target.with_name(f".{target.name}.lock")
-    directory = lock.parent
-    with ExitStack() as stack:
-        try:
-            created, descriptor = list[Path](), None
-            while descriptor is None:
-                created = [p for p in (directory, *directory.parents) if not p.exists()]
-                directory.mkdir(parents=True, exist_ok=True)
-                # The previous holder may remove file and directory while this one waits.
-                with suppress(FileNotFoundError):
-                    descriptor = _locked(lock, wait)
-        except BlockingIOError as error:
-            raise Busy(
-                f"{target} is being written to by another process, {error}. Wait until it has "
-                "ended, or choose another place."
-            ) from None
-        except OSError as error:
-            raise InputError(f"cannot write to {directory} ({error}). Choose another.") from error
-        stack.callback(os.close, descriptor)
-        for parent in reversed(created):
-            stack.callback(_remove_empty, parent)
-        stack.callback(lock.unlink, missing_ok=True)
+    descriptor, created = None, not lock.parent.exists()
+    try:
+        while descriptor is None:
+            lock.parent.mkdir(parents=True, exist_ok=True)
+            # The previous holder may remove file and directory while this one waits.
+            with suppress(FileNotFoundError):
+                descriptor = _locked(lock, wait)
+    except BlockingIOError as error:
+        raise Busy(
+            f"{target} is being written to by another process, {error}. Wait until it has ended, "
+            "or choose another place."
+        ) from None
+    except OSError as error:
+        raise InputError(f"cannot write to {lock.parent} ({error}). Choose another.") from error
+    try:
         remove_left_behind(target, within=within)
         yield
+    finally:
+        lock.unlink(missing_ok=True)
+        os.close(descriptor)
+        if created:
+            with suppress(OSError):  # it is not empty
+                lock.parent.rmdir()
 
 
 def _locked(path: Path, wait: bool) -> int | None:
@@ -78,25 +78,19 @@ def _locked(path: Path, wait: bool) -> int | None:
 
     BlockingIOError names the process that has it.
     """
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-    with ExitStack() as stack:
-        stack.callback(os.close, descriptor)
-        try:
-            fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip()
-            raise BlockingIOError(holder) from None
-        if not os.path.samestat(os.fstat(descriptor), path.stat()):
-            return None
+    descriptor, held = os.open(path, os.O_RDWR | os.O_CREAT, 0o644), False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        held = os.path.samestat(os.fstat(descriptor), path.stat())
+    except BlockingIOError:
+        raise BlockingIOError(os.pread(descriptor, 32, 0).decode().strip()) from None
+    finally:
+        if not held:
+            os.close(descriptor)
+    if held:
         os.truncate(descriptor, 0)
         os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
-        stack.pop_all()
-        return descriptor
-
-
-def _remove_empty(directory: Path) -> None:
-    with suppress(OSError):
-        directory.rmdir()
+    return descriptor if held else None
 
 
 def check_same(what: str, before: Mapping[str, Any], now: Mapping[str, Any], way_out: str) -> None:
