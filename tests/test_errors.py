@@ -71,7 +71,6 @@ def test_valid_values_are_returned_as_plain_ones(check, values, expected):
             [True, 1.0, "1", None, [1], torch.ones(2), math.nan, 0, 4, 10**30],
             "expected a whole number from 1 to 3",
         ),
-        (any_whole, [1.5], r"expected a whole number\.$"),
         (
             share,
             [True, "1", None, math.nan, math.inf, -math.inf, 10**400, [1], np.ones(2), 2],
@@ -81,7 +80,7 @@ def test_valid_values_are_returned_as_plain_ones(check, values, expected):
         (text, ["a\udcff"], "surrogate pair at character 1"),
         (path, ["", "a\0b", b"x", None, 1, ["x"]], "expected .*path"),
         (path, ["a/" + "x" * 256], "longer than a name"),
-        (choice, ["sauce", 1, None, {}, ["source"]], "expected 'source' or 'domain'"),
+        (choice, ["sauce", 1, None, ["source"]], "expected 'source' or 'domain'"),
         (choice, ["sorce"], "Did you mean 'source'"),
     ],
 )

@@ -10,7 +10,7 @@ import pytest
 from typer.testing import CliRunner
 
 from prismlm.__main__ import main, set_environment
-from prismlm.cli.app import ErrorsAsMessages, app
+from prismlm.cli.app import app
 from tests.helpers import forked
 
 
@@ -37,15 +37,6 @@ def test_a_user_s_environment_takes_precedence(monkeypatch, own, spins, pool):
     monkeypatch.setattr(os, "environ", dict(own))
     set_environment()
     assert os.environ == {"GOMP_SPINCOUNT": spins, "ARROW_DEFAULT_MEMORY_POOL": pool}
-
-
-def test_ctrl_c_while_arguments_are_parsed_is_reported(monkeypatch):
-    def stop(self, ctx, args):
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(ErrorsAsMessages, "parse_args", stop)
-    result = CliRunner().invoke(app, ["corpus", "info", "x"])
-    assert (result.exit_code, result.stderr) == (130, "interrupted\n")
 
 
 # Runs commands in turn, and prints the exit code of each.

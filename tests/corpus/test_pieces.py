@@ -74,8 +74,6 @@ def corpus(tmp_path_factory):
             (2, 2, 1, 2),
             ("u", "n", " to", "ld", ",", " it", "'s"),
         ),
-        # A quote after a word.
-        ("it' s", [(0, 2), (2, 3), (3, 5)], ("it", "'", " s"), (1, 1, 1), ("it", "'", " s")),
         # ß in two tokens inside a word; 日本, letters without case, in three and one.
         (
             "Fuß日本",
@@ -83,14 +81,6 @@ def corpus(tmp_path_factory):
             ("Fuß", "日", "本"),
             (3, 3, 1),
             ("Fu", "ß", DITTO, "日", DITTO, DITTO, "本"),
-        ),
-        # A combining mark.
-        (
-            "क\u093e x",
-            [(0, 1), (1, 2), (2, 4)],
-            ("क\u093e", " x"),
-            (2, 1),
-            ("क", "\u093e", " x"),
         ),
         # Spaces that no token touches.
         ("a  b", [(0, 1), (3, 4)], ("a", "  b"), (1, 1), ("a", "b")),
@@ -115,8 +105,6 @@ def test_words_join_to_the_text(corpus, text):
     assert "�" not in "".join(result.tokens).replace(text, "") or "�" in text
 
 
-def test_a_text_for_display_has_no_special_tokens_and_is_not_empty(corpus):
-    ids, _ = encode(corpus.tokenizer, "a<|endoftext|>b")
-    assert corpus.eos_token_id not in ids
+def test_a_text_for_display_is_not_empty(corpus):
     with pytest.raises(InputError, match="empty"):
         encode(corpus.tokenizer, "")

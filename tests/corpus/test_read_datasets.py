@@ -111,4 +111,3 @@ def test_names_with_a_configuration(folder):
     assert HubDataset.parse("wiki:en", "test") == HubDataset("wiki", "en", "test")
     assert HubDataset.parse("wiki") == HubDataset("wiki", None, "train")
     assert HubDataset.parse(str(folder)) == HubDataset(str(folder))
-    assert str(HubDataset("wiki", "en")) == "wiki:en"
