@@ -1,5 +1,4 @@
 import pickle
-import re
 import shutil
 from pathlib import Path
 
@@ -62,11 +61,8 @@ def test_spans_recover_the_text_of_every_token(corpus):
 
 
 def test_a_path_that_is_not_a_corpus(tmp_path):
-    text, missing = tmp_path / "a.txt", tmp_path / "missing"
-    text.write_text("Text.")
-    for path, names in ((text, f"{text} --out DIR"), (missing, f"INPUT --out {missing}")):
-        with pytest.raises(InputError, match=re.escape(f"prismlm corpus build {names}")):
-            Corpus.open(path)
+    with pytest.raises(InputError, match="prismlm corpus build INPUT --out DIR"):
+        Corpus.open(tmp_path / "missing")
     with pytest.raises(FormatError, match="not a corpus"):
         Corpus.open(tmp_path)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from decimal import Decimal
@@ -60,8 +59,8 @@ def text_of(content: Any) -> str:
 def as_messages(value: Any) -> Any:
     """Convert messages to ``role`` and ``content``; return any other value unchanged.
 
-    ShareGPT has ``from`` and ``value`` instead, and function_call for a tool call of the
-    assistant. Nulls, which tables have for absent keys, are removed.
+    ShareGPT has ``from`` and ``value`` instead. Nulls, which tables have for absent keys, are
+    removed.
     """
     if not is_messages(value):
         return value
@@ -72,17 +71,9 @@ def _as_message(record: Mapping[str, Any]) -> dict[str, Any]:
     present = {key: value for key, value in record.items() if value is not None}
     # Templates serialise tool arguments as JSON, which does not support Decimal.
     message = _map_leaves(present, lambda v: float(v) if isinstance(v, Decimal) else v)
-    speaker = message.get("from")
-    if not isinstance(speaker, str) or "value" not in message:
+    if not isinstance(message.get("from"), str) or "value" not in message:
         return message
-    role, content = ROLES.get(speaker, speaker), message["value"]
-    try:
-        call = json.loads(content) if speaker == "function_call" else None
-    except (TypeError, ValueError, RecursionError):
-        call = None
-    if isinstance(call, dict) and isinstance(call.get("name"), str):
-        return {"role": role, "tool_calls": [{"type": "function", "function": call}]}
-    return {"role": role, "content": content}
+    return {"role": ROLES.get(message["from"], message["from"]), "content": message["value"]}
 
 
 def _map_leaves(value: Any, function: Any) -> Any:

@@ -102,9 +102,8 @@ class Columns:
                 known = sorted(available)
                 raise InputError(
                     f"{where}: there is no column {named!r}; the columns are: "
-                    f"{', '.join(known) or 'none'}.{suggest(named, known)} Rename the "
-                    f"{role} column or, if the command has --{role}-column, choose it "
-                    f"(in Python: Columns({role}=…))."
+                    f"{', '.join(known)}.{suggest(named, known)} Rename the {role} column or "
+                    f"choose it by --{role}-column (in Python: Columns({role}=…))."
                 )
         return columns
 

@@ -294,7 +294,6 @@ class CorpusPart:
         parts = Parts(self.out, count)
         if not parts.path.is_dir():
             return
-        parts.check(self.run)
         directories = [parts.part(number) for number in range(count)]
         if repeated := _repeated_ids(directories):
             if self.inputs is None:

@@ -80,11 +80,9 @@ class Corpus:
         """Open a corpus directory; only ``corpus.json`` and the file sizes are read."""
         directory = check_path("the corpus", path)
         if not directory.is_dir():
-            # A file is probably the text to build a corpus from.
-            names = f"{directory} --out DIR" if directory.exists() else f"INPUT --out {directory}"
             raise InputError(
                 f"{directory} is not a directory. Expected a corpus; build one with: "
-                f"prismlm corpus build {names}"
+                "prismlm corpus build INPUT --out DIR"
             )
         if not layout.is_corpus(directory):
             raise FormatError(f"{directory} is not a corpus: it has no {layout.META_FILE}.")

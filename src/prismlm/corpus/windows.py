@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -24,12 +24,6 @@ PASS_TOKENS = 4096
 GOLDEN = (math.sqrt(5) - 1) / 2
 # Label of a position that is not trained on.
 IGNORED = -100
-
-
-class TokenSource(Protocol):
-    """Tokens by position: a corpus, or a lens with its own tokens."""
-
-    def read_tokens(self, start: int, length: int) -> np.ndarray: ...  # noqa: D102
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -130,13 +124,13 @@ def document_windows(
 
 
 def window_batches(
-    grid: WindowGrid, corpus: TokenSource, tokens_per_batch: int, pad_id: int
+    grid: WindowGrid, corpus: Any, tokens_per_batch: int, pad_id: int
 ) -> Iterator[WindowBatch]:
     """Yield the windows in batches of at most ``tokens_per_batch`` positions, the longest first.
 
-    Windows that are padded to the same length share batches, in the order of the grid.
+    Windows that are padded to the same length share batches, in the order of the grid. ``corpus``
+    has ``read_tokens``: a corpus, or a lens with its own tokens.
     """
-    check_whole("the tokens of a batch", tokens_per_batch, 1)
     rounded = -(-grid.length // PADDING_MULTIPLE) * PADDING_MULTIPLE
     padded = np.minimum(rounded, grid.window)
     for width in np.unique(padded)[::-1].tolist():
@@ -146,7 +140,7 @@ def window_batches(
 
 
 def batch_of(
-    grid: WindowGrid, corpus: TokenSource, members: np.ndarray, width: int, pad_id: int
+    grid: WindowGrid, corpus: Any, members: np.ndarray, width: int, pad_id: int
 ) -> WindowBatch:
     """Return the windows ``members`` of a grid as one batch, padded to ``width``."""
     import torch
@@ -232,11 +226,6 @@ class Sequences:
     split: Split = "heldout"
     length: int = 256
     max_tokens: int | None = None
-
-    def __post_init__(self) -> None:
-        check_whole("the length of a sequence", self.length, 1)
-        if self.max_tokens is not None:
-            check_whole("max_tokens", self.max_tokens, 1)
 
     @property
     def tokens(self) -> int:
