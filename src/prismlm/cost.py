@@ -22,7 +22,7 @@ class Cost:
         seconds: for the remaining work.
         memory_bytes: peak.
         disk_bytes: still to be written; an upper bound if ``seconds`` are unknown.
-        figures: others, such as ``tokens`` or ``tokens_per_second``; also as attributes.
+        figures: others, such as ``tokens`` or ``tokens_per_second``.
         basis: what the estimate is based on, as sentences.
         unknown: what cannot be estimated, as sentences.
     """
@@ -33,13 +33,6 @@ class Cost:
     figures: dict[str, Any] = field(default_factory=dict)
     basis: str = ""
     unknown: tuple[str, ...] = ()
-
-    def __getattr__(self, name: str) -> Any:
-        # copy.copy looks up names before there are any fields.
-        values = self.__dict__.get("figures", {})
-        if name not in values:
-            raise AttributeError(f"this cost has no {name}: it has {', '.join(values)}")
-        return values[name]
 
     def to_dict(self) -> dict[str, Any]:
         """Return the cost as JSON values."""

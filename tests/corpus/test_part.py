@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from prismlm.corpus import Corpus, Filters, build_corpus, formats
+from prismlm.corpus import Filters, build_corpus, formats
 from prismlm.corpus import part as module
 from prismlm.corpus.part import CorpusPart
 from prismlm.corpus.tokenizer import train_tokenizer
@@ -151,7 +151,7 @@ def test_a_file_that_changes_during_the_build_is_named(remote, texts, tokenizer,
     listed = part.list_inputs(3)
     table = texts / "table.parquet"
     table.write_bytes(table.read_bytes() + b" ")
-    with pytest.raises(InputError, match=r"table\.parquet has changed since the build started"):
+    with pytest.raises(InputError, match=r"table\.parquet has changed since it was listed"):
         listed.make(None, 2, 3)
     table.unlink()
     with pytest.raises(InputError, match=r"table\.parquet is damaged or incomplete"):
@@ -190,8 +190,6 @@ def test_what_cannot_be_started_leaves_no_files(build, texts, tmp_path, monkeypa
     monkeypatch.setattr(module, "train_tokenizer", lambda *_: pytest.fail("trained first"))
     for options, message in (
         ({"workers": 5, "tokenizer": None}, "5 workers for 4 part"),
-        ({"parts": 0}, "the number of parts"),
-        ({"engine": "dask", "tokenizer": None}, "the engine"),
         ({"filters": Filters(languages=("en", "xq"))}, "unknown language xq"),
     ):
         with pytest.raises(InputError, match=message):
@@ -252,30 +250,3 @@ def test_texts_are_left_out_by_language_and_quality(build):
     assert built.meta["left_out"] == reasons
     both = build("both", rows=rows, filters=Filters(("en", "de"), quality=True))
     assert both.doc_ids == ["rows.jsonl:1", "rows.jsonl:2"]
-
-
-def without_seven(document):
-    return "7" not in document.text
-
-
-@pytest.mark.slow
-def test_a_part_is_a_step_of_datatrove(tokenizer, tmp_path):
-    pytest.importorskip("datatrove")
-    from datatrove.executor import LocalPipelineExecutor
-    from datatrove.pipeline.filters import LambdaFilter
-    from datatrove.pipeline.readers import JsonlReader
-
-    (tmp_path / "in").mkdir()
-    for file in range(3):
-        rows = [{"id": f"{file}-{n}", "text": f"Text {n}", "license": "CC0"} for n in range(10)]
-        write_jsonl(tmp_path / "in" / f"{file}.jsonl", rows)
-    steps = [
-        JsonlReader(str(tmp_path / "in")),
-        LambdaFilter(without_seven),
-        CorpusPart(tmp_path / "out", tokenizer),
-    ]
-    for _ in range(2):
-        LocalPipelineExecutor(steps, tasks=3, workers=1, logging_dir=str(tmp_path / "logs")).run()
-    corpus = Corpus.open(tmp_path / "out")
-    assert corpus.doc_ids == [f"{file}-{n}" for file in range(3) for n in range(10) if n != 7]
-    assert set(corpus.column("license")) == {"CC0"}

@@ -196,18 +196,18 @@ def test_estimated_tokens_are_those_of_the_corpus(tiny_corpus, tmp_path, monkeyp
     path = write_jsonl(tmp_path / "t.jsonl", rows)
     built = build_corpus(path, tmp_path / "built", **options)
     exact = estimate_build(path, tmp_path / "out", **options)
-    assert (exact.documents, exact.tokens) == (9000, built.num_tokens)
+    assert (exact.figures["documents"], exact.figures["tokens"]) == (9000, built.num_tokens)
     size = sum(file.stat().st_size for file in built.path.glob("*-0*"))
     assert exact.disk_bytes == pytest.approx(size, rel=0.05)
     monkeypatch.setattr(module, "MEASURED_SECONDS", 0.0)
     cost = estimate_build(path, tmp_path / "out", **options)
     assert "first 4,096 documents" in cost.basis
-    assert cost.documents == pytest.approx(9000, rel=0.1)
-    assert cost.tokens == pytest.approx(built.num_tokens, rel=0.1)
+    assert cost.figures["documents"] == pytest.approx(9000, rel=0.1)
+    assert cost.figures["tokens"] == pytest.approx(built.num_tokens, rel=0.1)
     assert estimate_build(path, tmp_path / "out", vocab_size=300).seconds > cost.seconds > 0
     streamed = estimate_build(
         HubDataset("json", data_files=(str(path),)), tmp_path / "out", **options
     )
-    assert (streamed.seconds, streamed.tokens, streamed.disk_bytes) == (None, None, None)
+    assert (streamed.seconds, streamed.figures["tokens"], streamed.disk_bytes) == (None, None, None)
     assert "does not say before it is read" in streamed.unknown[0]
     assert not (tmp_path / "out").exists()

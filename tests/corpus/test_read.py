@@ -2,7 +2,6 @@
 
 import csv
 import gzip
-import io
 import json
 import sys
 from pathlib import Path
@@ -269,7 +268,6 @@ def test_a_store_is_read_as_a_directory_is(store, monkeypatch):
 @pytest.mark.parametrize(
     ("address", "match"),
     [
-        ("memory://bucket/none", "does not exist"),
         ("nowhere://bucket", r"nowhere://bucket cannot be read .*prismlm\[remote\]"),
         ("gs://bucket/texts", r"gs://bucket/texts cannot be read .*install gcsfs"),
     ],
@@ -279,13 +277,3 @@ def test_stores_that_cannot_be_read(address, match, monkeypatch):
     monkeypatch.setitem(sys.modules, "gcsfs", None)
     with pytest.raises(InputError, match=match):
         DocumentReader(address)
-
-
-def test_a_store_that_fails_half_way(store, monkeypatch):
-    class Failing(io.BytesIO):
-        def readinto(self, buffer):
-            raise RuntimeError("the connection was lost")
-
-    monkeypatch.setattr(type(store[1]), "open", lambda *given: Failing(b"text"))
-    with pytest.raises(InputError, match=r"a\.txt .*connection was lost"):
-        list(DocumentReader(str(store[1] / "a.txt")))

@@ -77,7 +77,8 @@ def test_a_model_whose_layers_are_on_disk(base, attached, corpus, tmp_path, monk
 
     monkeypatch.setattr(module, "read_checkpoint", opened)
     options = replace(OPTIONS, device="balanced")
-    assert estimate_attach(str(base), [corpus], options).states == attached.states
+    estimated = estimate_attach(str(base), [corpus], options)
+    assert estimated.figures["states"] == attached.states
     result = attach(str(base), [corpus], tmp_path / "spread", options)
     found, expected = (each.quality.to_dict() for each in (result, attached))
     # The product of a matrix with a single state is rounded by its place in memory.

@@ -79,8 +79,8 @@ class InputFile:
             self.path.fs.invalidate_cache()
         if _state(self.path) != self.state:
             raise InputError(
-                f"{self.path} has changed since the build started: put it back, or start over with "
-                "--overwrite (in Python: overwrite=True)."
+                f"{self.path} has changed since it was listed: put it back, or start over (corpus "
+                "build: --overwrite; in Python: overwrite=True)."
             )
         file: Any = self.path.open("rb")
         return io.BufferedReader(file, 1 << 20) if is_remote(self.path) else file

@@ -58,14 +58,9 @@ def is_corpus(path: Path) -> bool:
     return (path / META_FILE).is_file()
 
 
-def id_hash(doc_id: str) -> int:
-    """Hash an id to 64 bits."""
-    return int.from_bytes(hashlib.sha256(doc_id.encode()).digest()[:8], "little")
-
-
 def split_key(doc_id: str) -> float:
     """Hash an id to [0, 1); documents below the held-out fraction are held out."""
-    return id_hash(doc_id) / 2**64
+    return int.from_bytes(hashlib.sha256(doc_id.encode()).digest()[:8], "little") / 2**64
 
 
 def is_held_out(doc_id: str, heldout_fraction: float, stated: str | None = None) -> bool:

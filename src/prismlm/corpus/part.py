@@ -402,7 +402,8 @@ def estimate_build(
             if characters > MEASURED_CHARACTERS:
                 break
         loaded = train_tokenizer(iter(texts), part.vocab_size)
-        times = min((reader.total or 0) / reader.done, TRAINING_CHARACTERS / characters)
+        done = max(1, reader.done)
+        times = min((reader.total or done) / done, TRAINING_CHARACTERS / characters)
         training = (time.perf_counter() - began) * times
     else:
         loaded = load_tokenizer(tokenizer)

@@ -471,8 +471,8 @@ def estimate_attach(
         else:
             check_tokenizer(tokenizer, base.name)
             settings = {"tokenizer": path, "skip_bad_rows": options.skip_bad_rows}
-            built = estimate_build(list(corpus), Path(name) / "corpus", **settings)
-            documents, tokens = built.documents, built.tokens
+            built = estimate_build(list(corpus), Path(name) / "corpus", **settings).figures
+            documents, tokens = built["documents"], built["tokens"]
     # The last token of a document predicts nothing.
     tokens -= documents
     reading = options.index(opened)
