@@ -31,17 +31,6 @@ def placed(path, out):
     return AutoModelForCausalLM.from_pretrained(out)
 
 
-def test_weights_are_linked_and_files_of_a_head_left_out(tiny_model, tmp_path):
-    model, out = tmp_path / "model", tmp_path / "out"
-    shutil.copytree(tiny_model, model)
-    (model / "training.json").write_text("{}")
-    placed(model, out)
-    for name in ("model.safetensors", "config.json", "tokenizer.json"):
-        assert os.path.samefile(model / name, out / name) == (name == "model.safetensors")
-        assert (model / name).read_bytes() == (out / name).read_bytes()
-    assert not any((out / name).exists() for name in ("training.json", META_FILE, "lens"))
-
-
 def state(directory):
     return {p.name: (p.stat().st_mode, p.stat().st_mtime_ns) for p in directory.iterdir()}
 
@@ -57,16 +46,22 @@ def test_merging_an_adapter_leaves_the_base_unchanged(tiny_model, tmp_path):
     assert not any(path.stat().st_nlink > 1 for path in out.iterdir())
 
 
-def test_a_snapshot_in_the_hubs_cache_consists_of_links(tiny_model, tmp_path):
-    repository = tmp_path / "models--someone--tiny"
+def test_weights_of_a_snapshot_in_the_hubs_cache_are_linked(tiny_model, tmp_path):
+    """Its files are links. Those of a head and its training are left out."""
+    repository, out = tmp_path / "models--someone--tiny", tmp_path / "out"
     blobs, snapshot = repository / "blobs", repository / "snapshots" / "1234abcd"
     shutil.copytree(tiny_model, blobs)
+    (blobs / "training.json").write_text("{}")
     snapshot.mkdir(parents=True)
     for path in blobs.iterdir():
         (snapshot / path.name).symlink_to(f"../../blobs/{path.name}")
     before = state(blobs)
-    placed(snapshot, tmp_path / "out")
-    assert not any(path.is_symlink() for path in (tmp_path / "out").iterdir())
+    placed(snapshot, out)
+    for name in ("model.safetensors", "config.json", "tokenizer.json"):
+        assert not (out / name).is_symlink()
+        assert os.path.samefile(blobs / name, out / name) == (name == "model.safetensors")
+        assert (blobs / name).read_bytes() == (out / name).read_bytes()
+    assert not any((out / name).exists() for name in ("training.json", META_FILE, "lens"))
     assert state(blobs) == before
 
 

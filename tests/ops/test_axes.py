@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from prismlm.errors import InputError
-from prismlm.ops.axes import check_axes
 from prismlm.ops.channel_parts import ChannelFlow, channel_parts
 from prismlm.ops.delta_rule import delta_rule
 from prismlm.ops.prototype_head import route
@@ -48,8 +47,3 @@ PARTS = {"flow": FLOW, "position": 3, "directions": ones(1, 4)}
 def test_what_does_not_fit_is_refused(function, arguments, changes):
     with pytest.raises(InputError, match=r"expected"):
         function(**arguments | changes)
-
-
-def test_the_message_names_what_is_known():
-    with pytest.raises(InputError, match=r"^b is \[2, 4\]: expected \[B, T\] with B = 2, T = 3\.$"):
-        check_axes(a=("B T", ones(2, 3)), none=("T", None), b=("B T", ones(2, 4)))

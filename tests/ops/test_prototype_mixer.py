@@ -271,20 +271,6 @@ def gradients(form, arguments):
     return torch.autograd.grad((out * g.to(out.dtype)).sum(), leaves)
 
 
-def largest_error(length):
-    """Return the largest relative error of a gradient: per channel for β, else over the row."""
-    write, read, values, _ = inputs(1, length, len(DECAYS), 4, 12)
-    arguments = (write, read, values, torch.tensor(DECAYS))
-    fast = gradients(chunked.prefix_mean, arguments)
-    slow = gradients(recurrence, [x.double() for x in arguments])
-    errors = []
-    for name, a, e in zip(("write", "read", "values", "decay"), fast, slow, strict=True):
-        assert torch.isfinite(a).all(), name
-        error, norm = (x if name == "decay" else x.norm(dim=(0, 1)) for x in (a.double() - e, e))
-        errors.append((error.abs() / norm.abs()).max().item())
-    return max(errors)
-
-
 def softmax_rows(length, seed):
     """Gates from scores of unit variance, of six channels with :data:`DECAYS`."""
     generator = torch.Generator().manual_seed(seed)
@@ -292,11 +278,11 @@ def softmax_rows(length, seed):
     return write, read, torch.randn(1, length, 4, generator=generator), torch.tensor(DECAYS)
 
 
-@pytest.mark.parametrize("length", [33, 256, 700])
+@pytest.mark.parametrize("length", [33, 700, 2048, pytest.param(65536, marks=pytest.mark.slow)])
 def test_gradients_are_accurate_for_small_and_large_decays(length):
     """With a small β a query reads only the position before it, and gradients nearly cancel."""
     draws = []
-    for seed in range(6):
+    for seed in range(6 if length < 1000 else 1):
         arguments = softmax_rows(length, seed)
         fast = gradients(chunked.prefix_mean, arguments)
         slow = gradients(recurrence, [x.double() for x in arguments])
@@ -308,8 +294,3 @@ def test_gradients_are_accurate_for_small_and_large_decays(length):
             for which in (0, 1)
         )
         assert (error / norm).max().item() < 4e-6, name
-
-
-@pytest.mark.parametrize("length", [2048, pytest.param(65536, marks=pytest.mark.slow)])
-def test_gradients_over_long_rows(length):
-    assert largest_error(length) < 1e-5

@@ -189,9 +189,6 @@ def route(
     check_axes(z=("N d", z), prototypes=("K d", prototypes), mask=("N", mask))
     check_whole("the number of prototypes of a state", k, 1, len(prototypes))
     unit_z, unit_p = (unit_rows(at_least_float32(x)) for x in (z, prototypes))
-    if not len(z):
-        empty, missing = unit_z.new_empty(0, k), unit_p.new_full((len(unit_p),), -1)
-        return Routing(empty.long(), empty, empty, empty[:, 0], missing.long(), missing)
     with torch.no_grad(), torch.autocast(z.device.type, enabled=False):
         results = _search(unit_z, unit_p, k, mask)
     cosines, point_cosine = cast(
