@@ -194,14 +194,10 @@ class OwnDecoder(PreTrainedModel):
 class OwnModel(OwnDecoder):
     """Embeddings, blocks and the last norm.
 
-    Blocks return hidden states and evidence, which a call returns if its blocks are asked to
-    ``return_evidence``. A family implements ``_block_arguments``: the arguments of every block.
-
-    Attributes:
-        options: names of additional arguments of a call.
+    Blocks return hidden states and evidence. A family implements ``_block_arguments``, the
+    arguments of every block.
     """
 
-    options: tuple[str, ...] = ()
     _block_arguments: Callable[..., dict[str, Any]]
 
     def __init__(self, config: Any, block: Callable[[int], nn.Module], norm: nn.Module) -> None:
@@ -221,6 +217,7 @@ class OwnModel(OwnDecoder):
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
         output_hidden_states: bool | None = None,
+        output_gates: bool = False,
         **kwargs: Any,
     ) -> OwnOutput:
         """Run the decoder; see the language model's forward."""
@@ -228,7 +225,9 @@ class OwnModel(OwnDecoder):
             raise InputError("give input_ids or inputs_embeds, and not both.")
         embedded: Tensor = self.embed_tokens(input_ids) if inputs_embeds is None else inputs_embeds
         cache = self._cache_for(past_key_values, use_cache)
-        arguments = self._block_arguments(embedded, attention_mask, position_ids, cache, kwargs)
+        arguments = self._block_arguments(embedded, attention_mask, position_ids, cache)
+        if output_gates:
+            arguments["return_evidence"] = True
         if output_hidden_states is None:
             output_hidden_states = self.config.output_hidden_states
         hidden_states = F.dropout(embedded, self.config.dropout, self.training)
@@ -242,7 +241,7 @@ class OwnModel(OwnDecoder):
             last_hidden_state=hidden_states,
             past_key_values=cache,
             hidden_states=(*states[:-1], hidden_states) if output_hidden_states else None,
-            gates=tuple(evidence) if arguments.get("return_evidence") else None,
+            gates=tuple(evidence) if output_gates else None,
         )
 
     def _cache_for(self, cache: Cache | None, use_cache: bool | None) -> OwnCache | None:
@@ -300,6 +299,7 @@ class OwnForCausalLM(OwnDecoder, GenerationMixin):
         labels: Tensor | None = None,
         use_cache: bool | None = None,
         output_hidden_states: bool | None = None,
+        output_gates: bool = False,
         logits_to_keep: int | Tensor = 0,
         **kwargs: Any,
     ) -> OwnOutput:
@@ -309,13 +309,14 @@ class OwnForCausalLM(OwnDecoder, GenerationMixin):
             attention_mask: [B, T], or [B, past + T] with a cache; 0 on padding.
             position_ids: int64 [B, T]. ProtoT and DeltaNet use them only for the starts of packed
                 sequences.
+            output_gates: whether to return each layer's evidence, of ProtoT and DeltaNet.
             logits_to_keep: how many of the last positions, or which positions; 0 for all.
-            **kwargs: ``num_items_in_batch`` of the loss; ``output_gates`` returns each layer's
-                evidence, of ProtoT and DeltaNet.
+            **kwargs: of the loss.
         """
-        options = {name: kwargs.pop(name) for name in self.model.options if name in kwargs}
         inputs = input_ids, attention_mask, position_ids, past_key_values, inputs_embeds
-        outputs = self.model(*inputs, use_cache, output_hidden_states, return_dict=True, **options)
+        outputs = self.model(
+            *inputs, use_cache, output_hidden_states, output_gates, return_dict=True
+        )
         keep = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits, loss = self.lm_head(outputs.last_hidden_state[:, keep]), None
         if labels is not None:
@@ -418,7 +419,6 @@ class RecurrentModel(RecurrentPreTrainedModel, OwnModel):
     mask, starts, return_evidence)``.
     """
 
-    options = ("output_gates",)
     mixer_of: Callable[[Any, int], nn.Module]
 
     def __init__(self, config: Any) -> None:
@@ -434,14 +434,12 @@ class RecurrentModel(RecurrentPreTrainedModel, OwnModel):
         attention_mask: Tensor | None,
         position_ids: Tensor | None,
         cache: RecurrentCache | None,
-        options: dict[str, Any],
     ) -> dict[str, Any]:
         cached = 0 if cache is None else cache.get_seq_length()
         packed = attention_mask is None and not cached
         return {
             "mask": _mask(attention_mask, embedded, cached),
             "starts": _starts(position_ids, embedded) if packed else None,
-            "return_evidence": bool(options.get("output_gates")),
         }
 
 

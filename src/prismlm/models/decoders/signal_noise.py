@@ -206,7 +206,6 @@ class SignalNoiseModel(SignalNoisePreTrainedModel, OwnModel):
         attention_mask: Tensor | None,
         position_ids: Tensor | None,
         cache: ProjectionCache | None,
-        options: dict[str, Any],
     ) -> dict[str, Any]:
         # With a cache, transformers does not look for starts of sequences in positions: an empty
         # one would let packed sequences see each other.
