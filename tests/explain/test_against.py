@@ -88,31 +88,14 @@ def test_few_passages_are_read_and_they_are_those_that_reading_all_puts_first(
     best = {(p.position, p.predicted) for p in whole[:5]}
     assert sum((p.position, p.predicted) in best for p in shown) >= 4
     by_position = {p.position: p for p in whole}
-    for passage in shown:
-        # What is shown is not the estimate.
+    for passage in shown:  # not the estimate
         assert passage.probability == pytest.approx(by_position[passage.position].probability)
-
-
-def test_estimates_are_near_the_models_own(lm, monkeypatch):
-    trace = lm.explain(TEXTS[1], generate=8)
-    every = module.candidates(trace.predictions, lm, lm.lens)
-    monkeypatch.setattr(module, "CANDIDATES", 100)
-    some = module.candidates(trace.predictions, lm, lm.lens)
-    assert len(every.place) > len(some.place) == 100
-    true = read_again(lm, some).weight
-    assert true.max() > 0.01
-    # int8 codes are near enough for estimates that are near.
-    np.testing.assert_allclose(some.weight, true, atol=0.02)
-    pairs = [set(zip(one.place.tolist(), one.token.tolist(), strict=True)) for one in (some, every)]
-    assert pairs[0] < pairs[1]
 
 
 def test_passages_say_what_came_next_and_what_was_predicted(lm):
     trace = lm.explain(TEXTS[0], generate=6)
     passages = trace.against(5)
     assert len(passages) == 5
-    shares = [passage.share for passage in passages]
-    assert shares == sorted(shares, reverse=True)
     targets = {step.target for step in trace}
     for passage in passages:
         entry = passage.to_dict()
@@ -120,8 +103,6 @@ def test_passages_say_what_came_next_and_what_was_predicted(lm):
         assert entry["predicted"] in targets
         assert passage.around.token != entry["predicted"]
         assert 0 < entry["probability"] < 1
-    entry = trace.passages(1)[0].to_dict()
-    assert (entry["for_or_against"], "predicted" in entry) == ("for", False)
 
 
 def test_a_filter_keeps_the_shares(lm):
@@ -135,13 +116,8 @@ def test_a_filter_keeps_the_shares(lm):
         assert passage.share == every[passage.doc_id, passage.position].share
 
 
-def test_what_is_missing_is_said(lm, small_model):
-    trace = lm.explain(TEXTS[0])
-    with pytest.raises(InputError, match="no lens"):
-        replace(trace, lm=replace(lm, lens=None)).against()
-    gone = prismlm.load(small_model)
-    gone.lens.meta = replace(gone.lens.meta, corpus_path="/nowhere", with_text=False)
+def test_a_corpus_that_is_missing_is_said(small_model):
+    lm = prismlm.load(small_model)
+    lm.lens.meta = replace(lm.lens.meta, corpus_path="/nowhere", with_text=False)
     with pytest.raises(InputError, match="is not where it was"):
-        gone.explain(TEXTS[0]).against()
-    trace.predictions.routing.activations[:] = 0
-    assert trace.against() == []
+        lm.explain(TEXTS[0]).against()

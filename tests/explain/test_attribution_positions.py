@@ -6,8 +6,6 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from prismlm.explain import attribution
 from prismlm.explain.attribution import (
@@ -19,15 +17,13 @@ from prismlm.explain.attribution import (
     ContextPrior,
     attribute,
     carriers_of,
-    joined,
     spread,
 )
 from prismlm.lens import cells as cells_module
 from prismlm.lens.cells import Keys
-from tests.helpers.predictions import attributed
 from tests.helpers.token_corpus import excerpt
 
-TEXTS = ["The cell is the smallest unit", "Once upon a time there was a", "the court of the"]
+TEXTS = ["The cell is the smallest unit", "Once upon a time there was a"]
 
 
 def naive(lm, table, everything):
@@ -84,8 +80,7 @@ def naive(lm, table, everything):
     return found, unplaced
 
 
-@pytest.mark.parametrize("weights", ["cosine", "fitted"])
-@pytest.mark.parametrize("text", TEXTS)
+@pytest.mark.parametrize(("weights", "text"), [("cosine", TEXTS[0]), ("fitted", TEXTS[1])])
 def test_evidence_falls_where_the_equation_says(lm, everything, text, weights, monkeypatch):
     monkeypatch.setattr(lm.head, "weights", weights)
     monkeypatch.setattr(cells_module, "MOST_OF_A_RANGE", 10**9)
@@ -118,7 +113,7 @@ def test_shares_sum_to_one(lm, filtered):
 
 
 def test_a_large_range_is_sampled_evenly_and_weighs_the_same(lm, monkeypatch):
-    table, found = lm.explain(TEXTS[2], generate=4).predictions, []
+    table, found = lm.explain("the court of the", generate=4).predictions, []
     for most in (10**9, 2):
         monkeypatch.setattr(cells_module, "MOST_OF_A_RANGE", most)
         found.append(spread(table, lm.lens.cells, lm.lens.head))
@@ -126,26 +121,6 @@ def test_a_large_range_is_sampled_evenly_and_weighs_the_same(lm, monkeypatch):
     assert few < every
     sums = [np.bincount(f.prediction, f.weight, minlength=len(table)) + f.rest for f in found]
     np.testing.assert_allclose(*sums, rtol=1e-9)
-
-
-@given(first=st.integers(1, 8))
-def test_parts_of_a_text_add_up(lm, first):
-    trace = lm.explain(f"{TEXTS[0]} of life and")
-    whole = trace.attribution()
-    parts = joined([trace[:first].attribution(), trace[first:].attribution()])
-    assert parts.total == pytest.approx(whole.total)
-    assert parts.support() == whole.support()
-    np.testing.assert_array_equal(parts.places.place, whole.places.place)
-    np.testing.assert_allclose(parts.places.value, whole.places.value)
-
-
-def test_a_target_that_the_corpus_never_has_is_unattributed(lm, everything):
-    missing = sorted(set(range(lm.lens.cells.meta.vocabulary)) - set(everything[1].tolist()))[0]
-    table = lm.explain("The cell").predictions
-    table.targets[:] = missing
-    found = attributed(table[0:1], lm.lens).sources("domain")
-    assert found.items == ()
-    assert found.unattributed == 1
 
 
 def test_the_nearest_passage_is_where_the_text_stands(lm):
@@ -185,16 +160,6 @@ def test_where_domains_are_all_one_sources_stand_for_them(monkeypatch):
     so_far.add(np.array([0]), np.ones(1), np.ones(1))
     # Of the sources: ½ + ½ · 4 and ½ times ¼ and ¾ are ⅝ and ⅜, sum 1; a quarter turns.
     assert so_far.ratios(np.arange(2)).tolist() == pytest.approx([2.125, 0.625])
-
-
-def test_documents_and_groups_are_sums_over_the_same_positions(lm):
-    trace = lm.explain(TEXTS[0], generate=3)[:]
-    found, corpus = trace.attribution(), lm.lens.corpus
-    for by in ("document", "source", "domain", "license"):
-        names, expected = corpus.doc_ids if by == "document" else corpus.column(by), Counter()
-        for place, value in zip(*map(np.ndarray.tolist, found.places[:2]), strict=True):
-            expected[names[corpus.document_at(place)] or "(unknown)"] += value / found.total
-        assert {i.key: i.share for i in trace.sources(by).items} == pytest.approx(expected)
 
 
 def test_a_text_read_in_two_parts_is_one_text(lm):

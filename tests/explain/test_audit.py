@@ -1,6 +1,5 @@
 """Audits against explanations of the same texts, one at a time."""
 
-import weakref
 from collections import Counter
 
 import numpy as np
@@ -10,12 +9,14 @@ import torch
 import prismlm
 from prismlm.corpus import Corpus, Document
 from prismlm.errors import InputError
-from prismlm.explain.audit import Audit, read_texts
+from prismlm.explain.audit import (
+    Audit,
+    check_document,
+    document_sources,
+    read_texts,
+    texts_that_rely,
+)
 from prismlm.explain.compare import compare_texts
-from prismlm.explain.sources import check_document, document_sources, texts_that_rely
-from prismlm.models.seam import output_embedding
-from prismlm.models.watch import Hook, watch
-from prismlm.pages.audit import audit_page
 
 TEXTS = [
     Document("one", "The court ruled that the contract was void and the appeal was dismissed."),
@@ -39,7 +40,6 @@ def traces(lm):
 
 def test_of_a_head_that_does_not_fit_an_audit_says_so_and_gives_no_support(lm, audited):
     assert audited[0].to_dict()["notes"] == []
-    assert audited[0].to_dict()["support"]["levels"]
     wrong = prismlm.load(lm.path)
     with torch.no_grad():
         wrong.head.prototypes.mul_(50)
@@ -47,11 +47,8 @@ def test_of_a_head_that_does_not_fit_an_audit_says_so_and_gives_no_support(lm, a
     rows = list(audit.read(TEXTS[:2]))
     assert min(row["explained_share"] for row in rows) > 1.5
     assert [row["support"] for row in rows] == [None, None]
-    summary = audit.to_dict() | {"left_out": {}}
-    assert "The prototype head does not fit this model" in summary["notes"][0]
-    assert summary["notes"][0] in audit_page(summary)
-    compared = compare_texts(lm, wrong, TEXTS[:2])
-    assert compared["support"] is None
+    assert "The prototype head does not fit this model" in audit.to_dict()["notes"][0]
+    assert compare_texts(lm, wrong, TEXTS[:2])["support"] is None
 
 
 def shares(sources):
@@ -84,12 +81,6 @@ def test_a_row_is_what_explain_says(lm, audited, traces):
             ids = torch.tensor([lm.tokenizer(document.text)["input_ids"]])
             loss = lm.model(input_ids=ids, labels=ids).loss.item()
         assert row["ce"] == pytest.approx(loss, rel=1e-4)
-
-
-def test_an_empty_text_has_no_predictions(lm):
-    empty, whole = Audit(lm).read([Document("empty", ""), TEXTS[0]])
-    assert (empty["tokens"], empty["predictions"], empty["ce"]) == (0, 0, None)
-    assert whole["predictions"] > 0
 
 
 def test_the_summary_is_the_sum_of_the_rows(lm, audited, traces):
@@ -138,38 +129,6 @@ def test_every_prediction_of_a_long_text_counts_once(lm):
     targets = torch.tensor(ids[13:29])
     alone = torch.nn.functional.cross_entropy(logits, targets, reduction="none")
     np.testing.assert_allclose(of_text.losses[16:28], alone.numpy()[4:], atol=1e-4)
-
-
-def test_texts_are_read_as_they_are_asked_for(lm):
-    """Memory: no more texts are drawn than one batch holds, however many there are."""
-    drawn = []
-
-    def endless():
-        number = 0
-        while True:
-            drawn.append(number)
-            yield Document(str(number), "The court ruled that the contract was void.")
-            number += 1
-
-    audit = Audit(lm)
-    rows = audit.read(endless())
-    for number in range(150):
-        assert next(rows)["text_id"] == str(number)
-        assert len(drawn) <= number + 130
-    assert len(audit.to_dict()["least_attributed"]) == 20
-
-
-def test_logits_are_free_before_the_rows_are_used(lm):
-    logits = []
-
-    def seen(_, args, kwargs, output):
-        logits.append(weakref.ref(output))
-
-    with watch([Hook(output_embedding(lm.model), after=seen)]):
-        rows = read_texts(lm, TEXTS)
-        next(rows)
-    assert [one() for one in logits] == [None]
-    assert len(list(rows)) == len(TEXTS) - 1
 
 
 def test_a_filter(lm, traces):
@@ -225,9 +184,8 @@ def test_where_a_document_shows_up(lm, traces):
 
 
 def test_documents_that_are_not_there(lm):
-    known = lm.lens.index["doc_id"].to_pylist()
-    with pytest.raises(InputError, match="Did you mean"):
-        document_sources(lm.lens, known[0] + "x")
+    with pytest.raises(InputError, match="has no document 'x'"):
+        document_sources(lm.lens, "x")
     corpus = Corpus.open(lm.lens.meta.corpus_path)
     held_out = corpus.doc_ids[int(corpus.split("heldout")[0])]
     with pytest.raises(InputError, match=r"is held out, and .*: it was never indexed"):
@@ -235,6 +193,5 @@ def test_documents_that_are_not_there(lm):
 
 
 def test_windows_that_cannot_be_used(lm):
-    for window, words in ((1, "at least 2"), (10**6, "does not fit")):
-        with pytest.raises(InputError, match=words):
-            Audit(lm, window=window)
+    with pytest.raises(InputError, match="is 1 tokens: expected at least 2, and at most"):
+        Audit(lm, window=1)

@@ -29,12 +29,9 @@ from tests.helpers.mixer_models import (
 TEXT = "The patient was given a dose of the drug"
 SWITCHES = {
     "default": {},
-    "no mass": {"mass_normalisation": False},
-    "no convolution": {"convolution_layers": []},
+    "no mass, no convolution": {"mass_normalisation": False, "convolution_layers": []},
     "convolutions, gates": {"convolution_layers": [0, 1, 2], "shared_gate_layers": [0, 1, 2]},
-    "groups": {"num_groups": 2},
-    "decays by token": {"decay_mode": "token", "num_groups": 3},
-    "unused parameters": {"paper_parameter_layout": True, "alpha": 0.7},
+    "decays by token": {"decay_mode": "token", "num_groups": 3, "alpha": 0.7},
 }
 
 
@@ -165,17 +162,10 @@ def test_steps_have_chains_and_run_the_model_for_them_once(lm):
         assert len(passes) == 5
     finally:
         handle.remove()
-    ids = [step.token_id for step in trace]
     for step in trace:
         for chain, use in zip(step.chains, step.prototypes, strict=False):
             assert chain.activation == use.activation
             assert total(chain) == pytest.approx(use.activation, abs=1e-5)
-            for channel in chain.channels:
-                rate = use.contribution / use.activation
-                assert channel.contribution == pytest.approx(rate * channel.activation_part)
-                for source in channel.tokens:
-                    assert source.position < step.position
-                    assert source.token == lm.tokenizer.decode([ids[source.position]])
 
 
 def test_an_edit_is_a_part_of_its_own_after_its_block_too(lm):
@@ -201,8 +191,6 @@ def test_what_has_no_direct_path_is_refused():
     assert mixer_decoder_of(make_llama()) is None
     with pytest.raises(InputError, match="not a decoder of prototype mixers"):
         read_direct_path(make_llama(), make_head(), tokens(4))
-    with pytest.raises(InputError, match=r"expected \[T\]"):
-        read_direct_path(make_model(), make_head(), tokens(1, 4))
 
 
 def test_a_bfloat16_model_within_its_rounding(lm):

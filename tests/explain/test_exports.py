@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 import json
-from dataclasses import replace
 
 import pytest
 import torch
@@ -61,20 +60,6 @@ def test_cards_are_neuronpedias_rows(lm, tmp_path):
     for name in ("model", "release", "sourceset", "source"):
         (file,) = out.glob(f"*/*/{name}.jsonl")
         assert json.loads(file.read_text())["creatorId"]
-
-
-def test_another_head_or_corpus_is_another_source(small_model, tmp_path):
-    ids = set()
-    for changed in ({}, {"prototypes": "another"}, {"corpus": "another"}):
-        lm, out = prismlm.load(small_model), tmp_path / str(len(ids))
-        lm.lens.meta = replace(lm.lens.meta, **changed)
-        lm.lens.__dict__["index"] = lm.lens.index.slice(0, 5)
-        export_neuronpedia(lm, out)
-        ids |= {row["id"] for row in rows_of(out, "activations")}
-        (features,) = {row["sourceSetName"] for row in rows_of(out, "features")}
-        (file,) = out.glob("*/*/sourceset.jsonl")
-        assert json.loads(file.read_text())["name"] == features
-    assert len(ids) == 15
 
 
 def test_the_head_is_a_dictionary_of_sae_lens(lm, tmp_path):

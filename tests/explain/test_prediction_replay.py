@@ -1,19 +1,15 @@
 """What is looked at a second time is what was read the first time, with the codes that were fed."""
 
-import inspect
-
 import pytest
 import torch
 from tokenizers import pre_tokenizers
-from torch.nn.utils.rnn import pad_sequence
 
 from prismlm import Ablate
 from prismlm.errors import InputError
 from prismlm.explain.chain import read_direct_path
 from prismlm.explain.language_model import PrismLM
 from prismlm.interventions.plan import applied, plan_for
-from prismlm.interventions.steering import compare_answers, steer
-from prismlm.interventions.values import Controller
+from prismlm.interventions.steering import steer
 from prismlm.layers import PrototypeHead
 from prismlm.models.seam import LogitMap, capture, output_embedding
 from prismlm.models.uncertainty_feedback import recording_codes, replay
@@ -26,7 +22,7 @@ TEXT, NEW = "w3 w5 w7 w11 w13 w17", 8
 SAME = {"atol": 2e-4, "rtol": 2e-4}
 
 
-@pytest.fixture(scope="module", params=["protot", "llama", "gpt2", "mamba"])
+@pytest.fixture(scope="module", params=["protot", "gpt2"])
 def lm(request, tmp_path_factory):
     tokenizer = make_tokenizer(eos_token="w0")
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -108,36 +104,3 @@ def test_steer(lm):
     assert [token.token_id for token in steering.tokens] == ids[0, -NEW:].tolist()
     own = logits.softmax(-1).gather(1, ids[0, -NEW:, None])[:, 0]
     torch.testing.assert_close(torch.tensor([t.after for t in steering.tokens]), own, **SAME)
-
-
-def test_where_a_controlled_answer_parts(lm, first):
-    ids, _, _, logits = first
-    start, parted = ids.shape[1] - NEW, 0
-    for prototype in range(lm.head.num_prototypes):
-        found = compare_answers(lm, TEXT, Controller(((prototype, 8.0),)), NEW)
-        if found["position"] is not None and found["position"] > start:
-            row, x = logits[found["position"] + 1 - start], ids[0, found["position"] + 1]
-            y = lm.tokenizer.convert_tokens_to_ids(found["token_with"])
-            assert found["gap"] == pytest.approx(float(row[x] - row[y]), abs=1e-3)
-            assert found["gap"] > 0
-            parted += 1
-        if parted == 3:
-            break
-    assert parted
-
-
-def test_a_padded_batch(lm):
-    rows = [lm.encode(text)[0] for text in (TEXT, "w2 w4 w6 w8 w10 w12 w14 w16 w18")]
-    ids, mask = (
-        pad_sequence(one, batch_first=True, padding_side="left")
-        for one in (rows, [torch.ones_like(row) for row in rows])
-    )
-    given = {"max_new_tokens": NEW, "do_sample": False, "pad_token_id": 0, "output_logits": True}
-    with recording_codes(lm.model) as codes:
-        run = lm.model.generate(ids, attention_mask=mask, **given, return_dict_in_generate=True)
-    mask = torch.nn.functional.pad(mask, (0, NEW - 1), value=1)
-    again = {"attention_mask": mask, **replay(run.sequences, codes)}
-    if "position_ids" in inspect.signature(lm.model.forward).parameters:
-        again["position_ids"] = (mask.cumsum(1) - 1).clamp_min(0)
-    embedded = seen_again(lm, **again)[1][:, ids.shape[1] - 1 :]
-    torch.testing.assert_close(embedded, torch.stack(run.logits, 1), **SAME)

@@ -1,7 +1,6 @@
 """Figures of a head: the same from a model's passes and from its stored states, by hand once."""
 
 import math
-import weakref
 
 import numpy as np
 import pytest
@@ -10,9 +9,7 @@ import torch
 import prismlm
 from benchmarks.attach.frontier import measure_states
 from prismlm.corpus import Corpus
-from prismlm.errors import InputError
-from prismlm.explain.prediction import OutputLayer
-from prismlm.explain.quality import measure_quality, quality_of
+from prismlm.explain.quality import measure_quality
 from prismlm.layers import PrototypeHead
 from prismlm.lens.options import IndexOptions
 from prismlm.lens.scan import read_states
@@ -49,30 +46,6 @@ def test_figures_by_hand():
     worse = measure_states(identity(), head, [(z, torch.tensor([0, 1]))])
     assert worse.ce == pytest.approx(math.log(1 + math.e), rel=1e-6)
     assert worse.recovered is None
-
-
-def test_logits_of_prototypes_are_free_before_the_next_pass(monkeypatch):
-    made, logits = [], OutputLayer.logits
-
-    def observed(self, z):
-        result = logits(self, z)
-        made.append(weakref.ref(result))
-        return result
-
-    def passes():
-        for _ in range(2):
-            assert all(one() is None for one in made)
-            yield torch.ones(3, 2), torch.ones(3, 2), torch.tensor([0, 1, 1])
-
-    monkeypatch.setattr(OutputLayer, "logits", observed)
-    output = OutputLayer.from_model(identity(), LogitMap())
-    assert quality_of(output, PrototypeHead(2, 1, 1), passes()).tokens == 6
-
-
-def test_text_without_a_prediction_is_too_short():
-    """Of a corpus that holds no document out, the batches say so before."""
-    with pytest.raises(InputError, match="at least two tokens"):
-        measure_quality(identity(), PrototypeHead(2, 1, 1), LogitMap(), [])
 
 
 def test_stored_states_give_the_figures_of_the_passes(tiny_model, tiny_corpus, tmp_path):

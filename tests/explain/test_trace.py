@@ -17,9 +17,7 @@ def trace(lm):
 
 def test_passages_and_shares_as_data_frames(trace):
     passages, shares = trace.passages(4), trace.sources("domain")
-    frame = passages.to_pandas()
-    assert frame["share"].tolist() == [one.share for one in passages]
-    assert frame["doc_id"].tolist() == [one.doc_id for one in passages]
+    assert passages.to_pandas()["share"].tolist() == [one.share for one in passages]
     page = passages._repr_html_()
     assert page.count("<tr>") == 4
     assert f"{passages[0].share:.3g}" in page

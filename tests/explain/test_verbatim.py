@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prismlm.explain.verbatim import VerbatimSpan, verbatim_spans
+from prismlm.explain.verbatim import verbatim_spans
 from prismlm.lens.suffixes import Suffixes
 from tests.helpers.lens_files import write_suffixes
 from tests.helpers.token_corpus import TokenCorpus
@@ -45,13 +45,6 @@ def test_a_hand_written_example(suffixes):
     assert second.rarity == pytest.approx(-sum(map(math.log2, drawn)))
 
 
-def test_the_prompt_is_not_searched(suffixes):
-    answer = ids("the heart pumps blood through the body")
-    (span,) = verbatim_spans(answer, suffixes, 3, minimum=2)
-    assert (span.start, span.length, span.count, span.positions) == (3, 4, 2, (3, 14))
-    assert verbatim_spans(answer, suffixes, len(answer)) == []
-
-
 def naive(corpus, tokens, bounds, minimum):
     """All spans between bounds that stand somewhere and lie in no other that does."""
     pairs = combinations(bounds, 2)
@@ -85,15 +78,5 @@ def test_the_spans_are_those_that_trying_all_of_them_gives(texts, tokens, start,
     order = [(-span.length, -span.rarity, span.start) for span in spans]
     assert order == sorted(order)
     for span in spans:
-        assert_stands_and_cannot_grow(corpus, tokens, span, bounds)
-
-
-def assert_stands_and_cannot_grow(corpus, tokens, span: VerbatimSpan, bounds):
-    end = span.start + span.length
-    places = corpus.places(tokens[span.start : end])
-    assert span.positions == tuple(places[:5])
-    left, right = bounds.index(span.start), bounds.index(end)
-    if left:
-        assert not corpus.places(tokens[bounds[left - 1] : end])
-    if right + 1 < len(bounds):
-        assert not corpus.places(tokens[span.start : bounds[right + 1]])
+        places = corpus.places(tokens[span.start : span.start + span.length])
+        assert span.positions == tuple(places[:5])

@@ -91,15 +91,6 @@ def test_only_answers_like_those_of_the_calibration_are_calibrated(lm, leading, 
             assert what_if(lm, TEXT, leading, generate=6).calibrated == calibrated
 
 
-def test_documents_that_brought_nothing_change_nothing(lm, leading):
-    trace = lm.explain(TEXT, generate=1)
-    carried = {int(d) for method in METHODS for d in module.parts(trace, method)[1]}
-    unused = next(n for n in range(len(lm.lens.cells.starts)) if n not in carried)
-    result = what_if(lm, TEXT, [lm.lens.cells.facts(unused)["doc_id"]], generate=1)
-    assert [one.change for one in result.estimates] == [0, 0]
-    assert [one.text for one in result.estimates] == [None, None]
-
-
 def test_a_token_that_is_overtaken_ends_the_text(lm, leading, monkeypatch):
     strong = {name: fit | {"scale": 1e3} for name, fit in calibration()["estimates"].items()}
     stored = calibration() | {"estimates": strong}
@@ -138,10 +129,8 @@ def test_what_cannot_be_left_out_is_refused(lm, leading):
     corpus, every = lm.lens.corpus, lm.lens.cells.keys("domain").names
     held_out = corpus.doc_ids[int(corpus.split("heldout")[0])]
     for without, message in (
-        ([leading[0] + "x"], f"has no document .*{leading[0]}"),
         (["sorce=web"], "has no document 'sorce=web'.* source=NAME"),
         ([held_out], "is held out"),
-        (["source=nowhere"], "no text of this lens has source=nowhere"),
         ([f"domain={name}" for name in every], "expected some that stay"),
     ):
         with pytest.raises(InputError, match=message):
@@ -157,17 +146,14 @@ def test_held_out_documents_of_a_lens_of_all_are_not_left_out(tiny_model, leadin
     splits = {"all": corpus.split("train"), "heldout": corpus.split("train")[gone]}
     monkeypatch.setattr(corpus, "split", splits.__getitem__)
     monkeypatch.setattr(lens, "meta", replace(lens.meta, split="all"))
-    with pytest.raises(InputError, match=f"the document '{leading[0]}' is held out"):
-        removed_documents(lm, leading)
+    with pytest.raises(InputError, match=f"{leading[0]} is held out"):
+        removed_documents(lm, leading[:1])
     names, codes = lens.cells.keys("source")
     same = codes == codes[gone[0]]
     expected = same.copy()
     expected[gone] = False
     source = f"source={names[codes[gone[0]]]}"
     assert np.array_equal(removed_documents(lm, [source]), expected)
-    splits["heldout"] = splits["all"][same]
-    with pytest.raises(InputError, match="held-out documents alone"):
-        removed_documents(lm, [source])
 
 
 def test_a_model_without_a_lens_of_its_training_text_is_refused(lm, leading, monkeypatch):

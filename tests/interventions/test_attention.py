@@ -6,7 +6,6 @@ import torch
 from prismlm.errors import InputError
 from prismlm.interventions.attention import clamp_attention, mapped_weights, record_attention
 from prismlm.models.attention import reading_attention
-from prismlm.models.checkpoint import read_checkpoint
 from tests.helpers.families import build
 from tests.helpers.mixer_models import make_llama, make_model, tokens
 
@@ -40,7 +39,7 @@ def test_mapped_weights_by_hand(own, recorded, sources, expected):
     assert torch.allclose(weights, torch.tensor(expected))
 
 
-@pytest.mark.parametrize("name", ["gpt2", "llama", "qwen3", "mistral", "gemma2", "cohere", "phi"])
+@pytest.mark.parametrize("name", ["gpt2", "gemma2"])
 def test_a_text_clamped_onto_itself_changes_nothing_and_another_does(name):
     model = build(name)
     before = logits(model, A)
@@ -65,18 +64,10 @@ def test_a_clamped_pass_has_the_recorded_weights():
         assert weights.shape == (4, 9, 9)
 
 
-def test_other_texts_alignments_and_models_are_refused(studied):
+def test_other_texts_and_models_without_attention_are_refused():
     model = make_llama()
     record = record_attention(model, A)
     with clamp_attention(model, record), pytest.raises(InputError, match="the clamp has 9"):
         logits(model, tokens(10))
-    for wrong in ([0, 2, 1], [0, 0], [0, 9]):
-        with pytest.raises(InputError, match="ascending"), clamp_attention(model, record, wrong):
-            pass
-    for ids, other in (
-        (A[None], model),
-        (A, make_model()),
-        (A, read_checkpoint(studied / "mamba")[0]),
-    ):
-        with pytest.raises(InputError, match=r"one sequence|no attention heads"):
-            record_attention(other, ids)
+    with pytest.raises(InputError, match="no attention heads"):
+        record_attention(make_model(), A)

@@ -9,7 +9,7 @@ import torch
 
 import prismlm
 from prismlm.errors import InputError
-from prismlm.interventions.calibration import Read, Text, read
+from prismlm.interventions.calibration import Text, read
 from prismlm.interventions.steering_effects import corpus_of
 from prismlm.interventions.suppression import (
     Examples,
@@ -22,7 +22,6 @@ from prismlm.interventions.suppression import (
     held_out,
     like_random,
     marked_tokens,
-    marking_prototypes,
     phrase_judge,
     phrase_marks,
     prompt_of,
@@ -63,19 +62,8 @@ def test_examples_are_divided(texts):
     split = split_examples(texts, 3)
     assert [len(part) for part in split] == [8, 4, 4]
     assert sorted(split.find + split.choose + split.report) == sorted(texts)
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda _: SuppressOptions(target=0.0), "the target is 0.0"),
-        (lambda _: SuppressOptions(phrases=(" ",)), "a phrase is empty"),
-        (lambda texts: split_examples(texts[:7], 0), "there are 7 examples"),
-    ],
-)
-def test_options_and_examples_that_are_refused(texts, make, message):
-    with pytest.raises(InputError, match=message):
-        make(texts)
+    with pytest.raises(InputError, match="there are 7 examples"):
+        split_examples(texts[:7], 0)
 
 
 def test_a_phrase_is_found_in_any_case_and_spacing():
@@ -156,12 +144,6 @@ def test_samples_of_a_batch_are_those_of_each_prompt(lm, texts, keep):
         assert lm.model(torch.tensor([[5, 6]])).logits.argmax(-1).eq(0).all()
 
 
-def test_words_come_before_a_prompt(lm):
-    plain, words = prompt_of(lm, TEXT), prompt_of(lm, TEXT, "Do not mention it.")
-    assert words[-len(plain) :] == plain
-    assert "Do not mention it." in lm.words(words)
-
-
 EACH = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 NONE = EACH.replace(
     "{{ m.role", "{% if m.role == 'system' %}{{ raise_exception('no') }}{% endif %}{{ m.role"
@@ -188,11 +170,6 @@ def test_words_of_a_chat_are_where_its_template_takes_them(
 def test_prompts_and_texts_fit_the_context(lm, keep, monkeypatch):
     monkeypatch.setattr(lm.model.config, "max_position_embeddings", 60)
     assert len(encoded(lm, TEXT * 3).ids) == 30
-    corpus, _ = corpus_of(lm, None)
-    assert max(len(text.ids) for text in held_out(lm, corpus, 400, 0)) == 30
-    monkeypatch.setitem(corpus.meta["tokenizer"], "fingerprint", "another")
-    with pytest.raises(InputError, match="built with another tokenizer"):
-        held_out(lm, corpus, 400, 0)
     work = Suppressing(lm, Examples([TEXT] * 3, [TEXT], []), keep, replace(OPTIONS, tokens=45))
     with pytest.raises(TooLongError, match=r"asks has 1\d tokens, and 45 .* reads 60: shorten"):
         work.behaviour(Way())
@@ -210,25 +187,6 @@ def test_random_prototypes_are_as_active(lm, keep):
     ):
         apart = (usage - usage[i]).abs()
         assert apart[j] <= apart.sort().values[12]
-
-
-@pytest.mark.usefixtures("few_steps")
-def test_a_weaker_pull_turns_more_down(lm, keep, texts):
-    """All scales stay in [0, 1], and marked tokens get rarer as λ falls."""
-    states, kept = read(lm, [encoded(lm, text) for text in texts]), read(lm, keep[:4])
-    token = int(states.targets.bincount().argmax())
-    rows = (states.targets == token).nonzero()[:, 0]
-    candidates = marking_prototypes(lm, Read(*(column[rows] for column in states)), kept)
-    work = SimpleNamespace(lm=lm, states=states, rows=rows, kept=[kept], tokens=[token])
-    fit = ScaleFit(work, candidates)
-    start = torch.ones(len(candidates))
-    strong, weak = fit.fit(1000.0, start), fit.fit(0.01, start)
-    for scales in (strong, weak):
-        assert ((scales >= 0) & (scales <= 1)).all()
-        assert all(s < 1 for _, s in fit.pairs(scales))
-    every = torch.arange(len(rows))
-    assert fit.margins(weak, every).mean() < fit.margins(strong, every).mean()
-    assert (1 - weak).sum() > (1 - strong).sum()
 
 
 def test_margins_are_those_of_a_controller(lm, keep, texts):
@@ -249,15 +207,6 @@ def test_margins_are_those_of_a_controller(lm, keep, texts):
         rtol=1e-4,
         atol=1e-4,
     )
-
-
-def test_the_memory_of_a_fit_is_bounded(lm, keep, texts, monkeypatch):
-    monkeypatch.setattr("prismlm.interventions.suppression.MOST", 20)
-    states, kept = read(lm, [encoded(lm, text) for text in texts]), read(lm, keep)
-    work = SimpleNamespace(lm=lm, states=states, rows=torch.arange(3), kept=[kept], tokens=[5])
-    fit = ScaleFit(work, torch.arange(8))
-    sides = fit._before_marked, fit._examples, fit._keep
-    assert [[len(rows) for rows in side] for side in sides] == [[3, 3], [20, 20], [20, 20]]
 
 
 @pytest.fixture
@@ -306,26 +255,15 @@ def test_out_of_reach_nothing_is_chosen(lm, examples, keep, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("phrase", "message"), [("zyzzyva", "none of the 8 examples"), (None, "nothing marks")]
-)
-def test_what_nothing_marks(lm, texts, keep, phrase, message):
-    phrases = () if phrase is None else (phrase,)
-    found = Examples(texts[:8], texts[8:12], texts[12:])
-    if phrase is None:
-        found = Examples(*([lm.words(text.ids) for text in keep[::2]] for _ in range(3)))
-    with pytest.raises(InputError, match=message):
-        Suppressing(lm, found, keep, replace(OPTIONS, phrases=phrases))
-
-
-@pytest.mark.parametrize(
-    ("change", "value", "kept", "message"),
+    ("change", "value", "message"),
     [
-        ("ERRORS", 1e9, 99, "no prototype marks the behaviour"),
-        ("Suppressing.behaviour", lambda *_: (Interval(0, 0, 0), []), 99, "does not show the beh"),
-        ("SPREAD", 2000, 3, "there are 3 texts to keep"),
+        ("ERRORS", 1e9, "no prototype marks the behaviour"),
+        ("SEEN", 1e9, "nothing marks the behaviour"),
+        ("Suppressing.behaviour", lambda *_: (Interval(0, 0, 0), []), "does not show the beh"),
     ],
 )
-def test_what_cannot_be_suppressed(lm, examples, keep, monkeypatch, change, value, kept, message):
+def test_what_cannot_be_suppressed(lm, examples, keep, monkeypatch, change, value, message):
     monkeypatch.setattr(f"prismlm.interventions.suppression.{change}", value)
+    options = replace(OPTIONS, phrases=()) if change == "SEEN" else OPTIONS
     with pytest.raises(InputError, match=message):
-        suppress(lm, examples, keep[:kept], OPTIONS)
+        suppress(lm, examples, keep, options)

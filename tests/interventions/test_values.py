@@ -39,7 +39,6 @@ def apply(z, *edits, head=None, scale=1.0, **options):
         ([Ablate(0)], [1.8, 4.0]),
         ([Ablate(1)], [3.0, 0.8]),
         ([Scale(0, 3.0)], [5.4, 4.0]),
-        ([Scale(0, 0.0)], [1.8, 4.0]),
         # Half as many tokens as dimensions: token 0 is distinctive, and of the two prototypes the
         # first raises it, by the (1, x) that moves others least: 11/4 x = 5/4, with λ added to the
         # 11/4. It gets half of the evidence 7 − 2.
@@ -53,12 +52,9 @@ def apply(z, *edits, head=None, scale=1.0, **options):
         # Edits act in order.
         ([Clamp(2, 0.4), Scale(2, 2.0)], [3.8, 3.2]),
         ([Scale(2, 2.0), Clamp(2, 0.4)], [3.4, 3.6]),
-        ([Ablate(0), Ablate(0)], [1.8, 4.0]),
         ([Controller(())], [3.0, 4.0]),
-        ([Controller(((0, 1.0), (1, 1.0)))], [3.0, 4.0]),
         # (0.5 − 1) 1.2 (1, 0) + (2 − 1) 1.6 (0, 2); the third is not active.
         ([Controller(((2, 4.0), (1, 2.0), (0, 0.5)))], [2.4, 7.2]),
-        ([Controller(((0, 0.0), (1, 0.0)))], [1.8, 0.8]),
         ([Controller(((0, 0.5),)), Scale(0, 4.0), Ablate(1)], [4.2, 0.8]),
     ],
 )
@@ -71,7 +67,6 @@ def test_edits_by_hand(edits, expected):
     [
         # Fitted, α = 3 / 1.001 and 4 / 1.001 / 2.
         (Ablate(0), [3.0 - 3 / 1.001, 4.0]),
-        (Scale(1, 2.0), [3.0, 4.0 + 4 / 1.001]),
         (Clamp(2, 0.4), [3.4, 3.6]),
     ],
 )
@@ -166,9 +161,8 @@ def states(model):
     return captured.z.flatten(0, 1)
 
 
-@pytest.mark.parametrize("family", ["llama", "gpt2"])
-def test_logits_against_dense_edits(family):
-    model, head = make_model(family), make_head()
+def test_logits_against_dense_edits():
+    model, head = make_model("gpt2"), make_head()
     weight, z = model.get_output_embeddings().weight, states(model)
     before, _ = dense_activations(head, z)
     logits = z @ weight.T
@@ -191,22 +185,17 @@ def test_logits_against_dense_edits(family):
     torch.testing.assert_close(actual, expected, atol=1e-3, rtol=1e-4)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize(
-    "edits", [(), (Scale(3, 1.0), Scale(3, 1.0)), (Group(0.0, prototypes={1, 2, 3}),)]
+    ("dtype", "edit"),
+    [(torch.float32, Scale(3, 1.0)), (torch.bfloat16, Group(0.0, prototypes={1, 2, 3}))],
 )
-def test_edits_without_effect_change_no_bit(dtype, edits):
-    model, seen = make_model().to(dtype), []
-    handle = model.get_output_embeddings().register_forward_hook(
-        lambda module, args, output: seen.append(args[0])
-    )
+def test_edits_without_effect_change_no_bit(dtype, edit):
+    model = make_model().to(dtype)
     with torch.no_grad():
         plain = model(input_ids=IDS).logits
-        with applied(model, plan(model, make_head(), *edits)):
+        with applied(model, plan(model, make_head(), edit)):
             edited = model(input_ids=IDS).logits
-    handle.remove()
-    for before, after in ((plain, edited), seen):
-        assert torch.equal(before.view(torch.uint8), after.view(torch.uint8))
+    assert torch.equal(plain.view(torch.uint8), edited.view(torch.uint8))
 
 
 def test_half_precision_is_edited_in_float32_and_rounded_once():
@@ -231,14 +220,11 @@ def test_half_precision_is_edited_in_float32_and_rounded_once():
     ("make", "message"),
     [
         (lambda: Scale(0, -0.1), "0 or more"),
-        (lambda: Scale(0, float("nan")), "finite"),
-        (lambda: Scale("4", 1.0), "is '4': expected a whole number"),
         (lambda: Clamp(0, 0.0), "use Ablate"),
-        (lambda: Clamp(0, 1.01), "at most 1"),
         (lambda: Group(-1.2, category="law"), r"−1 \(taken out\) to 1"),
         (lambda: Group(0.5), "exactly one"),
-        (lambda: Group(0.5, category="law", prototypes={1}), "exactly one"),
-        (lambda: Group(0.5, prototypes=()), "no prototypes"),
+        (lambda: Controller([(3, float("nan"))]), "scale of prototype 3 is nan.*0 or more"),
+        (lambda: Controller([(3, 1.0), (3, 2.0)]), "two scales"),
     ],
 )
 def test_invalid_edits_are_refused(make, message):
@@ -250,13 +236,10 @@ def test_invalid_edits_are_refused(make, message):
     ("edits", "only", "message"),
     [
         ((Ablate(3),), None, "no prototype 3: expected 0 to 2"),
-        ((Scale(-1, 2.0),), None, "no prototype -1"),
-        ((Controller(((3, 0.5),)),), None, "no prototype 3: expected 0 to 2"),
-        ((Group(1.0, prototypes={0, 7}),), None, "no prototype 7"),
+        ((Scale(1.5, 2.0),), None, "no prototype 1.5"),
         ((Group(1.0, category="law"),), None, "no lens"),
         (("Ablate",), None, "not an edit"),
-        ((Ablate(0),), "residual", "nothing to edit"),
-        ((), "prototype", "only is 'prototype'"),
+        ((Ablate(0),), "residual", "no prototypes to edit"),
     ],
 )
 def test_edits_that_do_not_fit_the_model_are_refused(edits, only, message):
@@ -284,27 +267,6 @@ def test_file_gives_back_the_same(tmp_path):
     assert read.scales == ((3, 0.5), (7, 2.0))
     assert read.made == made
     assert hash(read) == hash(one)
-    Controller(()).save(path)
-    assert Controller.load(str(path)).scales == ()
-
-
-@pytest.mark.parametrize(
-    ("scales", "message"),
-    [
-        ("3", "scales is '3'"),
-        ([3], "pair of scales is 3"),
-        ([(3,)], r"pair of scales is \(3,\)"),
-        ([(-1, 1.0)], "prototype is -1"),
-        ([(1.5, 1.0)], "prototype is 1.5"),
-        ([(3, -0.1)], "scale of prototype 3 is -0.1.*0 or more"),
-        ([(3, float("nan"))], "scale of prototype 3"),
-        ([(3, float("inf"))], "scale of prototype 3"),
-        ([(3, 1.0), (3, 2.0)], "prototype 3 has two scales"),
-    ],
-)
-def test_invalid_scales_are_refused(scales, message):
-    with pytest.raises(InputError, match=message):
-        Controller(scales)
 
 
 def test_another_head_is_refused_by_name():
@@ -326,7 +288,6 @@ VERSION_1 = '{"format_version": 1, "head": "", "description": "", "made": {}}'
     ("content", "meta", "message"),
     [
         (None, None, r"is not a controller .*No such file"),
-        (b"nonsense", None, "is not a controller"),
         (COLUMNS, None, "is not a controller"),
         (COLUMNS, {META: VERSION_2}, "format version 2; this prismlm reads 1"),
         (NEGATIVE, {META: VERSION_1}, r"not a controller.*scale of prototype 1"),
@@ -334,9 +295,7 @@ VERSION_1 = '{"format_version": 1, "head": "", "description": "", "made": {}}'
 )
 def test_files_that_are_none_are_refused(tmp_path, content, meta, message):
     path = tmp_path / "controller.safetensors"
-    if isinstance(content, bytes):
-        path.write_bytes(content)
-    elif content is not None:
+    if content is not None:
         save_file(content, path, metadata=meta)
     with pytest.raises(FormatError, match=message):
         Controller.load(path)

@@ -132,7 +132,7 @@ def sources(
     as_json: opt.Json = False,
 ) -> None:
     """Show where a training document shows up: its prototypes, and texts that relied on it."""
-    from prismlm.explain.sources import document_sources, texts_that_rely
+    from prismlm.explain.audit import document_sources, texts_that_rely
 
     lm = opt.open_model(model, lens_name, corpus)
     lens = lm.lens_for("document to find")

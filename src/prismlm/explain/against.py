@@ -87,17 +87,10 @@ def opposing_passages(
 ) -> list[Passage]:
     """Return the passages that oppose predictions most, of those with the largest estimates."""
     corpus = lens.text_source
-    if lm.model.device.type == "meta":
-        raise InputError(
-            "what opposes a prediction is read by the whole model, and an Attributor has its last "
-            "layer alone: explain the text with prismlm.load()."
-        )
     if corpus is None:
         raise InputError(
-            "what opposes a prediction is read in the corpus "
-            f"{lens.meta.corpus_name}, which is not where it was, or has changed since it was "
-            "indexed, and the lens does not hold its text. Say with --corpus DIR where it is, or "
-            "build the lens again with `prismlm index MODEL --corpus DIR --overwrite`."
+            f"what opposes a prediction is read in the corpus {lens.meta.corpus_name}, which is "
+            "not where it was, or has changed since it was indexed: say where by --corpus DIR."
         )
     rivals = candidates(predictions, lm, lens)
     estimated, most = float(rivals.weight.sum()), round(READ_RATIO * limit)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from prismlm.errors import InputError, check_choice, check_finite, check_whole
+from prismlm.errors import InputError, check_choice, check_finite
 from prismlm.models.attention import Group, attention_layers, head_groups, reading_attention
 from prismlm.models.decoders.protot import chosen_layers
 from prismlm.models.device import learned_positions
@@ -80,20 +80,15 @@ def heads_of(
     ``layer`` selects one layer, ``group`` the ``signal`` or ``noise`` heads, and ``head`` the head
     of this index in each layer, or in ``group`` of each layer.
     """
-    chosen = None if layer is None else (check_whole("the layer", layer, None),)
-    layers = chosen_layers(len(attention_layers(model)), chosen)
+    layers = chosen_layers(len(attention_layers(model)), None if layer is None else (layer,))
     groups = head_groups(model)
     if group is not None:
         check_choice("the group of heads", group, [kind.name for kind in groups])
         groups = tuple(kind for kind in groups if kind.name == group)
     heads = [(kind, n) for kind in groups for n in range(kind.start, kind.stop)]
     if head is not None:
-        if not 0 <= check_whole("the head", head, None) < len(heads):
-            name = "" if group is None else f" {group}"
-            raise InputError(
-                f"there is no{name} head {head}: the{name} heads of a layer are 0 to "
-                f"{len(heads) - 1}."
-            )
+        if not 0 <= head < len(heads):
+            raise InputError(f"there is no head {head}: expected 0 to {len(heads) - 1}.")
         heads = [heads[head]]
     return tuple(Head(i, n, kind.name, n - kind.start) for i in layers for kind, n in heads)
 

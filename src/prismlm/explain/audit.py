@@ -1,13 +1,14 @@
 """What a model's predictions over many texts rely on: one row per text, sums, and their files.
 
-Texts are read in batches of windows from any of them, in the memory of one batch.
+Texts are read in batches of windows from any of them, in the memory of one batch. The last part
+turns the question round: where does one training document show up?
 """
 
 from __future__ import annotations
 
 import csv
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import islice
@@ -42,13 +43,16 @@ from prismlm.explain.prediction import misfit, split_states
 from prismlm.files import json_text, read_json, write_json
 from prismlm.lens.cells import Where, normalised
 from prismlm.lens.layout import GROUP_COLUMNS
+from prismlm.lens.lens import Lens
 from prismlm.lens.opened_model import check_embedded
 from prismlm.models.seam import capture
-from prismlm.outputs import check_ending, output_files
+from prismlm.outputs import output_files
 
 MAX_DEFAULT_WINDOW = 1024
 TOKENS_PER_BATCH = 1024
 CORPUS_FIELDS = ("split", "documents", "tokens", "share_read", "trained_on")
+# Lifts between this and its inverse are as usual.
+USUAL = 0.8
 MAX_KEYS = 20  # of each column and text; the rest is summed as "others"
 MAX_TEXTS, MAX_DOCUMENTS = 20, 20
 MIN_SHARE = 0.01  # of a document in a row
@@ -57,7 +61,6 @@ OPENING, LISTED_OPENING = 120, 400
 BATCH_ROWS = 256
 # Bins of the explained share; what lies outside counts in the first or last.
 LOWEST_BIN, SHARE_BIN, SHARE_BINS = -1.0, 0.001, 4000
-ENDINGS = (".parquet", ".jsonl", ".csv")
 SUMS_FILE, ARRAYS_FILE = "sums.json", "sums.safetensors"
 TEXT, COUNT, FIGURE = pa.string(), pa.int64(), pa.float64()
 # A row: its own figures, shares by each column, and documents.
@@ -90,13 +93,9 @@ def window_of(models: Sequence[PrismLM], window: int | None = None) -> int:
     longest = min((lm.context_length for lm in models if lm.context_length), default=None)
     if window is None:
         window = min(longest or MAX_DEFAULT_WINDOW, MAX_DEFAULT_WINDOW)
-    if longest is not None and window > longest:
-        raise InputError(
-            f"a window of {window} tokens does not fit a model that reads {longest}: pass "
-            f"--window {longest} or less."
-        )
-    if window < 2:
-        raise InputError(f"a window of {window} tokens predicts nothing: expected at least 2.")
+    if not 2 <= window <= (longest or window):
+        most = "" if longest is None else f", and at most {longest}, which the model reads"
+        raise InputError(f"the window (--window) is {window} tokens: expected at least 2{most}.")
     return window
 
 
@@ -370,9 +369,7 @@ class Audit:
 
 
 def write_audit(rows: Iterable[dict[str, Any]], paths: Sequence[Path]) -> None:
-    """Read all rows, and write them as .parquet, .jsonl or .csv; InputError for another ending."""
-    for path in paths:
-        check_ending(path, *ENDINGS)
+    """Read all rows, and write them as .parquet, .jsonl or .csv, by the names of the files."""
     remaining = iter(rows)
     with output_files(*paths) as temporary, ExitStack() as writers:
         opened = [
@@ -408,3 +405,106 @@ def _cells(row: dict[str, Any]) -> list[Any]:
     # A spreadsheet runs text that starts like a formula; a quote before it makes it text.
     formula = ("=", "+", "-", "@", "\t", "\r")
     return [f"'{one}" if isinstance(one, str) and one[:1] in formula else one for one in cells]
+
+
+@dataclass(frozen=True)
+class DocumentSources:
+    """Where a document shows up."""
+
+    doc_id: str
+    source: str | None
+    domain: str | None
+    license: str | None
+    title: str | None
+    url: str | None
+    # The prototypes with its positions in their cells, the fullest first, then by share:
+    # prototype, name, the number of positions, and their share of the cell.
+    cells: list[dict[str, Any]]
+    # Σ usage_i · its share of cell i, relative to Σ usage_i: its share of the text near to an
+    # average use of a prototype.
+    neighbourhood: float
+    base_rate: float  # its share of all positions of the lens
+
+    def sentence(self, texts: Mapping[str, Any] | None = None) -> str:
+        """Say how many times its share of the corpus its share in texts, or near answers, is."""
+        title = " ".join((self.title or self.doc_id).split())
+        subject = f"Predictions of the model come near to “{title}”"
+        share, expected = self.neighbourhood, self.base_rate
+        if texts is not None:
+            subject = f"“{title}” is behind these texts"
+            share, expected = texts["share"], self.base_rate * texts["traced"]
+        if not share:
+            return f"No prediction relies on “{title}”."
+        lift = share / expected
+        if USUAL < lift < 1 / USUAL:
+            return f"{subject} about as often as usual for its length."
+        return (
+            f"{subject} {'more' if lift > 1 else 'less'} often than usual: {lift:,.1f} times as "
+            "much as its share of the corpus suggests."
+        )
+
+
+def document_sources(lens: Lens, doc_id: str) -> DocumentSources:
+    """Return the prototypes with a document in their cells."""
+    check_document(lens, doc_id)
+    document = lens.cells.document_number(doc_id)
+    positions, sizes = lens.cells.cells_of(document, lens.num_prototypes)
+    if not positions.any():
+        raise InputError(
+            f"none of the positions of the document {doc_id!r} was indexed: the lens {lens.name} "
+            "keeps a sample of positions. An index with --positions 1 has every one."
+        )
+    usage, shares = np.nan_to_num(lens.prototypes["usage"].to_numpy()), positions / sizes.clip(1)
+    fullest = np.lexsort((-shares, -positions))[: np.count_nonzero(positions)].tolist()
+    return DocumentSources(
+        **lens.cells.facts(document),
+        cells=[
+            {"prototype": i, "name": lens.names[i]}
+            | {"positions": int(positions[i]), "share": float(shares[i])}
+            for i in fullest
+        ],
+        neighbourhood=float(usage @ shares / max(usage.sum(), 1e-300)),
+        base_rate=float(lens.cells.document_rates[document]),
+    )
+
+
+def check_document(lens: Lens, doc_id: str, or_also: str = "") -> None:
+    """Refuse a document that the lens does not have: unknown, held out, or never indexed.
+
+    ``or_also`` names what was expected beside an id.
+    """
+    if lens.cells.document_number(doc_id) >= 0:
+        return
+    corpus = lens.corpus
+    if corpus is None or doc_id not in corpus.doc_ids:
+        raise InputError(
+            f"the lens {lens.name} has no document {doc_id!r}: expected the id of a document of "
+            f"its corpus, as `prismlm explain --json` has it{or_also}."
+        )
+    held_out = corpus.doc_ids.index(doc_id) in corpus.split("heldout")
+    raise InputError(
+        f"the document {doc_id!r} is {'held out' if held_out else 'not held out'}, and the lens "
+        f"{lens.name} was built of the corpus's {lens.meta.split} split: it was never indexed. "
+        "`prismlm index --split all` indexes it too."
+    )
+
+
+def texts_that_rely(lm: PrismLM, doc_id: str, documents: Iterable[Document]) -> dict[str, Any]:
+    """Return where a document has a share.
+
+    ``texts`` has id, beginning and share of each such text, the largest share first; ``texts_read``
+    counts all texts, and ``share`` is the document's in an average one, ``traced`` that of all.
+    """
+    check_document(lm.lens_for("document to find"), doc_id)
+    sharing, read, traced = list[dict[str, Any]](), 0, 0.0
+    for text in read_texts(lm, documents):
+        if text.attribution is None:
+            continue
+        read += 1
+        traced += text.attribution.traced
+        if (share := text.attribution.document_share(doc_id)) > 0:
+            facts = {"text_id": text.document.doc_id, "opening": text.document.opening[:OPENING]}
+            sharing.append(facts | {"share": share})
+    sharing.sort(key=lambda text: -text["share"])
+    share = sum(text["share"] for text in sharing) / max(1, read)
+    return {"texts": sharing, "texts_read": read, "share": share, "traced": traced / max(1, read)}

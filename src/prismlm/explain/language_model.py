@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -36,28 +37,15 @@ from prismlm.models.seam import output_embedding
 from prismlm.models.sidecar import Sidecar, weight_of
 from prismlm.models.uncertainty_feedback import recording_codes
 
-# Rows of the output weights whose sum tells whether they have changed.
-ROWS_COMPARED = 256
-
 
 @dataclass(frozen=True, repr=False)
 class PrismLM(OpenedModel):
     """A Hugging Face model that can be asked what each of its predictions relies on."""
 
-    @property
+    @cached_property
     def output_layer(self) -> OutputLayer:
-        """The map from states to logits, computed anew where the weights changed.
-
-        It holds a float32 copy of half-precision weights, which all traces share.
-        """
-        embedding = output_embedding(self.model)
-        versions = [_version(tensor) for tensor in embedding.parameters()]
-        before, layer = vars(self).get("_output_layer", (None, None))
-        if before != versions:
-            layer = OutputLayer.from_model(self.model, self.logit_map)
-            # In one assignment: other threads may read meanwhile.
-            vars(self)["_output_layer"] = versions, layer
-        return layer
+        """The map from states to logits, with a float32 copy of half-precision weights."""
+        return OutputLayer.from_model(self.model, self.logit_map)
 
     def explain(
         self,
@@ -141,17 +129,6 @@ class PrismLM(OpenedModel):
         return applied(self.model, plan_for(self, edits, only))
 
     push_to_hub = push
-
-
-def _version(weight: Tensor) -> tuple[Any, ...]:
-    """Return what differs once a weight has changed.
-
-    Neither changes through ``weight.data``, as of an adapter that is merged, nor tensors of
-    inference mode have a version, so the sum of some rows is in it.
-    """
-    version = None if weight.is_inference() else weight._version
-    rows = weight.detach()[:: max(1, len(weight) // ROWS_COMPARED)]
-    return weight.data_ptr(), weight.dtype, version, float(rows.cpu().double().sum())
 
 
 def load(
@@ -253,8 +230,8 @@ class Attributor:
                 final norm is applied to them first, as to vLLM's.
 
         Raises:
-            InputError: other shapes, unknown tokens, or states that are not finite.
-            DecompositionError: the parts do not sum to the model's logit.
+            InputError: other shapes, or unknown tokens.
+            DecompositionError: the parts do not sum to the logit, as where states are not finite.
         """
         ids = torch.as_tensor(token_ids, dtype=torch.int64).cpu()
         if ids.ndim != 1 or not len(ids):
@@ -268,8 +245,6 @@ class Attributor:
                 f"states have the shape {list(z.shape)}: expected [{len(ids)}, {weight.shape[1]}], "
                 "a row for each token."
             )
-        if not bool(z.isfinite().all()):
-            raise InputError("the states are not finite: the engine that gave them has overflowed.")
         z = z[:count].to(weight)
         z = z if normalised else final_norm(self.lm.model)(z)
         raw: Any = output_embedding(self.lm.model)(z)

@@ -21,7 +21,7 @@ import prismlm
 from prismlm import fingerprints
 from prismlm.corpus.documents import Columns
 from prismlm.corpus.read import DocumentReader
-from prismlm.explain.audit import ENDINGS, Audit, write_audit
+from prismlm.explain.audit import Audit, write_audit
 from prismlm.explain.language_model import PrismLM, load
 from prismlm.explain.rows import write_rows
 from prismlm.explain.trace import table_rows
@@ -29,13 +29,11 @@ from prismlm.files import atomic_directory, discard, write_json
 from prismlm.lens.cells import Where
 from prismlm.lens.layout import key_of
 from prismlm.models.device import device_named
-from prismlm.outputs import check_ending, output_file
+from prismlm.outputs import output_file
 from prismlm.parts import Parts, located, run_parts
 from prismlm.run_state import RUN_FILE, writing
 
 ROWS_FILE = "rows.parquet"
-# Successive texts of an audit share batches.
-RUN_LENGTH = 16
 
 
 @dataclass(frozen=True)
@@ -81,11 +79,9 @@ class _Job(ABC):
         return [parts.part(number) for number in range(count)]
 
 
-def _share(total: int, rank: int, world_size: int, run: int = 1) -> tuple[int, int]:
-    """Return the first text of a part and the one after its last; runs of texts stay together."""
-    runs = -(-total // run)
-    first, last = (runs * number // world_size * run for number in (rank, rank + 1))
-    return first, min(last, total)
+def _share(total: int, rank: int, world_size: int) -> tuple[int, int]:
+    """Return the first text of a part and the one after its last."""
+    return total * rank // world_size, total * (rank + 1) // world_size
 
 
 @dataclass(frozen=True)
@@ -145,10 +141,9 @@ class AuditJob(_Job):
     def make(self, directory: Path, rank: int, world_size: int) -> None:
         """Audit the texts of a part."""
         audit = self.empty()
-        texts = islice(
-            self.reader(audit.lm.tokenizer), *_share(self.texts, rank, world_size, RUN_LENGTH)
-        )
-        write_audit(audit.read(texts), [directory / ROWS_FILE])
+        texts = self.reader(audit.lm.tokenizer)
+        own = islice(texts, *_share(self.texts, rank, world_size))
+        write_audit(audit.read(own), [directory / ROWS_FILE])
         audit.save(directory)
 
     def empty(self) -> Audit:
@@ -174,8 +169,6 @@ def audit_in_parts(
     Returned are the sums, and how many texts were left out, by reason. The rest is as of
     :func:`explain_in_parts`.
     """
-    for path in (paths := paths or [job.out]):
-        check_ending(path, *ENDINGS)
     files = tuple(path.absolute() if path.exists() else path for path in job.files)
     job = replace(job, files=files)
     audit = replace(job, device="cpu").empty()
@@ -196,6 +189,6 @@ def audit_in_parts(
     for part in parts:
         audit.add_saved(part)
     rows = ds.dataset([str(part / ROWS_FILE) for part in parts]).to_batches()
-    write_audit((row for batch in rows for row in batch.to_pylist()), paths)
+    write_audit((row for batch in rows for row in batch.to_pylist()), paths or [job.out])
     discard(parts[0].parent)
     return audit, dict(reader.left_out)

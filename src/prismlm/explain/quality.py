@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from prismlm.corpus.windows import WindowBatch
-from prismlm.errors import InputError
 from prismlm.explain.prediction import OutputLayer
 from prismlm.layers import PrototypeHead
 from prismlm.models.seam import LogitMap, capture
@@ -54,10 +53,7 @@ class HeadQuality:
 def quality_of(
     output: OutputLayer, head: PrototypeHead, batches: Iterable[tuple[Tensor, Tensor, Tensor]]
 ) -> HeadQuality:
-    """Measure a head on float32 states z [N, d], the model's logits [N, V] and next tokens [N].
-
-    InputError without any.
-    """
+    """Measure a head on float32 states z [N, d], the model's logits [N, V], next tokens [N]."""
     sizes = head.num_prototypes, head.width, len(output.weight)
     usage, total, counts = (torch.zeros(n, dtype=torch.float64) for n in sizes)
     sums, explained = defaultdict[str, float](float), list[Tensor]()
@@ -79,11 +75,6 @@ def quality_of(
         used = routing.indices[routing.activations > 0]
         usage += torch.bincount(used, minlength=len(usage)).cpu()
         explained.append(output.parts(head.prototypes, z, routing, top).explained_share.cpu())
-    if not explained:
-        raise InputError(
-            "the held-out text has no prediction to measure: expected a document of at least "
-            "two tokens. Build the corpus again with longer held-out documents."
-        )
     shares = torch.cat(explained)
     count = len(shares)
     # The mean state gives every position the same log-probabilities: counts of targets suffice.

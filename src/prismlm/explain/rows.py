@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pyarrow as pa
 
 from prismlm.direction_marks import marks_shown
-from prismlm.errors import InputError
 from prismlm.outputs import write_table
 
 if TYPE_CHECKING:
@@ -34,11 +33,9 @@ class Rows(list[T]):
 
 
 def frame(rows: Iterable[Mapping[str, Any]]) -> pandas.DataFrame:
-    """Return a data frame of rows; InputError if pandas is not installed."""
-    try:
-        import pandas
-    except ImportError as error:
-        raise InputError("to_pandas needs pandas: install it with pip install pandas.") from error
+    """Return a data frame of rows, by pandas, which has to be installed."""
+    import pandas
+
     return pandas.DataFrame(list(rows))
 
 

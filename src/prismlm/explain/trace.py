@@ -330,8 +330,7 @@ class Trace:
         text = "the text" if len(self) > 1 else "the prediction"
         subject = "the answer" if self.first or self.written else text
         shares, leading = self.sources(self.lens.default_group_by), self.documents(1)
-        document = leading[0] if leading else None
-        return summarise(subject, shares, document, self.support, self.lens.meta.documents)
+        return summarise(subject, shares, leading[0] if leading else None, self.support)
 
     @property
     def answer_ids(self) -> list[int]:
@@ -511,7 +510,7 @@ def table_rows(traces: Iterable[Trace], first: int | None = None) -> Iterator[di
 
 
 def summarise(
-    subject: str, shares: Sources, document: Passage | None, support: Support | None, documents: int
+    subject: str, shares: Sources, document: Passage | None, support: Support | None
 ) -> str:
     """Return what some predictions draw on, in at most two sentences with one figure each.
 
@@ -525,9 +524,6 @@ def summarise(
     attributed = 1 - shares.unattributed
     if not shares.items or attributed < MIN_ATTRIBUTED:
         return f"Almost none of the evidence for {subject} could be traced to this corpus."
-    traced = f"{percent(attributed)} of the evidence for {subject} was traced to"
-    if documents == 1:
-        return f"{traced} the only document of this corpus."
 
     def information(share: Share) -> float:
         p = share.share / attributed
@@ -535,7 +531,7 @@ def summarise(
 
     leading = max(shares.items, key=information)
     if leading.base_rate is not None and leading.base_rate > 1 - 1e-9:
-        text = f"{traced} this corpus."
+        text = f"{percent(attributed)} of the evidence for {subject} was traced to this corpus."
     elif leading.lift and leading.lift < MIN_LIFT:
         text = f"{subject} draws on no {shares.by} much more than the corpus holds of it."
     else:

@@ -37,8 +37,8 @@ from transformers import PreTrainedModel
 
 from prismlm.corpus.chat import Messages
 from prismlm.errors import InputError
+from prismlm.explain.audit import check_document
 from prismlm.explain.language_model import PrismLM
-from prismlm.explain.sources import check_document
 from prismlm.explain.trace import Trace
 from prismlm.files import read_json
 from prismlm.lens.cells import neighbours, normalised
@@ -158,20 +158,14 @@ def removed_documents(lm: PrismLM, without: Sequence[str]) -> np.ndarray:
         column, _, value = one.partition("=")
         if value and column in GROUP_COLUMNS:
             removed |= cells.matching(normalised({column: value}))
-        elif (number := cells.document_number(one)) >= 0 and not unread[number]:
-            removed[number] = True
-        elif number >= 0 or (corpus is not None and one in corpus.doc_ids):
-            raise InputError(
-                f"the document {one!r} is held out: the model was not trained on it, so that "
-                "without it nothing changes."
-            )
         else:
             check_document(lens, one, ", or such as source=NAME or license=NAME")
+            removed[cells.document_number(one)] = True
     removed &= ~unread
     if not removed.any():
         raise InputError(
-            f"{', '.join(without)} is of held-out documents alone: the model was not trained on "
-            "them, so that without them nothing changes."
+            f"{', '.join(without)} is held out: the model was not trained on it, so that without "
+            "it nothing changes."
         )
     if (removed | unread).all():
         raise InputError(

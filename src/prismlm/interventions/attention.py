@@ -60,18 +60,7 @@ def clamp_attention(
     """
     length = record[0].shape[-1]
     sources = torch.arange(length) if alignment is None else torch.as_tensor(alignment)
-    aligned = sources[sources >= 0]
-    if bool((aligned.diff() <= 0).any()) or (aligned.numel() and int(aligned[-1]) >= length):
-        raise InputError(
-            f"an alignment to {aligned.tolist()}: expected ascending positions of the recorded "
-            f"text, 0 to {length - 1}, and −1 for a position's own weights."
-        )
     layers = _clampable_layers(model)
-    if len(layers) != len(record):
-        raise InputError(
-            f"the model has {len(layers)} layers with attention and the record "
-            f"{len(record)}: record it with the model that it is clamped onto."
-        )
     pairs = [(weights, sources.to(weights.device)) for weights in record]
     token = _clamps.set(dict(zip(layers, pairs, strict=True)))
     try:
@@ -108,9 +97,8 @@ def _clampable_layers(model: PreTrainedModel) -> tuple[nn.Module, ...]:
     for layer in layers:
         if isinstance(layer, SignalNoiseAttention) or _eager_function(layer) is None:
             raise InputError(
-                f"the attention of {type(model).__name__} ({type(layer).__name__}) cannot be "
-                "clamped: expected a Hugging Face decoder whose attention functions can be "
-                "replaced, such as a Llama or GPT-2."
+                f"the attention of {type(model).__name__} cannot be clamped: expected a Hugging "
+                "Face decoder whose attention functions can be replaced, such as a Llama."
             )
     return layers
 

@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 from scipy import optimize, sparse
-from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
+from torch import Tensor
+from torch.func import functional_call
 
 from prismlm.corpus.encode import encode_text
 from prismlm.corpus.formats import InputFile, Record, read_rows
@@ -100,16 +100,6 @@ def along(routed: Nearest, directions: Tensor, prototypes: Tensor) -> Tensor:
     return torch.cat(products) * routed.activations
 
 
-class _InFloat32(TorchFunctionMode):
-    """Has this thread compute with float32 copies of a module's parameters."""
-
-    def __init__(self, module: nn.Module) -> None:
-        self._copies = {id(p): p.detach().float() for p in module.parameters()}
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return func(*(self._copies.get(id(one), one) for one in args), **(kwargs or {}))
-
-
 def log_probabilities(
     lm: OpenedModel, z: Tensor, tokens: Tensor, *, slopes: bool = False
 ) -> tuple[Tensor, Tensor]:
@@ -117,13 +107,14 @@ def log_probabilities(
 
     Both are float32, whatever the model is in; edits of a block around it apply.
     """
-    embedding = output_embedding(lm.model)
-    float32, device = _InFloat32(embedding), next(embedding.parameters()).device
+    embedding: Any = output_embedding(lm.model)
+    float32 = {name: p.detach().float() for name, p in embedding.named_parameters()}
+    device = embedding.weight.device
     values, gradients = list[Tensor](), [torch.zeros(0, z.shape[1])]
     for part, wanted in zip(z.split(STATES), tokens.split(STATES), strict=True):
         block = part.to(device, torch.float32).requires_grad_(slopes)
-        with torch.set_grad_enabled(slopes), float32:
-            logits = lm.logit_map(embedding(block))
+        with torch.set_grad_enabled(slopes):
+            logits = lm.logit_map(functional_call(embedding, float32, block))
             own = logits.log_softmax(-1).gather(1, wanted.to(block.device)[:, None])[:, 0]
         values.append(own.detach().cpu())
         if slopes:

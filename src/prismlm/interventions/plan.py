@@ -74,10 +74,7 @@ class Plan:
         if self.only is not None:
             check_choice("only", self.only, ("prototypes", "residual"))
         if self.only == "residual" and self.edits:
-            raise InputError(
-                "only='residual' leaves no prototypes, so there is nothing to edit: drop the other "
-                "edits, or only='residual'."
-            )
+            raise InputError("only='residual' leaves no prototypes to edit: drop one of the two.")
 
     def then(self, inner: Plan) -> Plan:
         """Return the plan that applies these edits first, then those of ``inner``."""
@@ -263,24 +260,17 @@ def plan_for(lm: OpenedModel, edits: Iterable[Edit], only: Only | None = None) -
     plan, prepared = Plan(lm, only=only), list[Prepared]()
     for edit in edits:
         if not isinstance(edit, Edit):
-            raise InputError(
-                f"{edit!r} is not an edit: expected prismlm.Scale, Ablate, Clamp, Group or "
-                "Controller."
-            )
+            raise InputError(f"{edit!r} is not an edit, such as prismlm.Ablate(412).")
         if isinstance(edit, Controller) and edit.head:
-            _check_head(edit, prototypes_fingerprint(lm.head))
+            head = prototypes_fingerprint(lm.head)
+            if edit.head != head:
+                raise InputError(
+                    f"the controller {edit.description!r} was made for the prototype head "
+                    f"{edit.head[:8]}, and this model has {head[:8]}, whose prototypes mean other "
+                    "things: open the model it was made for, or calibrate one for this model."
+                )
         prepared.append(plan.prepared(edit))
     return replace(plan, edits=tuple(prepared))
-
-
-def _check_head(controller: Controller, head: str) -> None:
-    if controller.head != head:
-        name = f" {controller.description!r}" if controller.description else ""
-        raise InputError(
-            f"the controller{name} was made for the prototype head {controller.head[:8]}, and this "
-            f"model has {head[:8]}, whose prototypes mean other things: open the model it was made "
-            "for, or calibrate one for this model."
-        )
 
 
 _plans: ContextVar[tuple[Plan, ...]] = ContextVar("prismlm_edits", default=())

@@ -30,7 +30,7 @@ from torch import Tensor
 
 from prismlm.corpus.chat import Messages
 from prismlm.corpus.pieces import pieces_of, token_alone
-from prismlm.errors import InputError, check_whole
+from prismlm.errors import InputError
 from prismlm.interventions.plan import Changes, Plan, Step, applied, plan_for
 from prismlm.interventions.values import Clamp, Controller, Edit, Group, Only
 from prismlm.lens.opened_model import OpenedModel
@@ -58,7 +58,6 @@ def plan_with_controls(
     plan = plan_for(lm, edits, only)
     if not (plan.edits or plan.only):
         raise InputError("there is no edit: give at least one, such as prismlm.Ablate(412).")
-    check_whole("the number of draws of the control", draws)
     generator, count = torch.Generator().manual_seed(seed), lm.head.num_prototypes
     return plan, [torch.randperm(count, generator=generator) for _ in range(0 if only else draws)]
 
@@ -337,7 +336,7 @@ def evidence_share(
     chosen = torch.zeros(lm.head.num_prototypes, dtype=torch.bool, device=raised.device)
     chosen[list(members)] = True
     shares = (raised * chosen[routing.indices]).sum(1) / raised.sum(1).clamp_min(MIN_PROBABILITY)
-    return float(shares.mean()) if len(shares) else 0.0
+    return float(shares.mean())
 
 
 def steered_predictions(

@@ -19,7 +19,7 @@ from prismlm.corpus.pieces import token_alone
 from prismlm.corpus.store import Corpus
 from prismlm.corpus.tokenizer import check_tokenizer_of
 from prismlm.corpus.windows import Sequences
-from prismlm.errors import InputError, check_whole
+from prismlm.errors import InputError
 from prismlm.interventions.plan import Changes, Plan
 from prismlm.interventions.steering import control_state, plan_with_controls, steered_predictions
 from prismlm.interventions.values import Edit, Only
@@ -53,10 +53,8 @@ def measure_effects(
     change of the log-probability of the prompt's own next token; ``divergence``, KL(before ‖
     after). ``changed`` is the share of predictions that the edit changes.
     """
-    if not prompts:
-        raise InputError("there are no prompts: expected at least one.")
     plan, orders = plan_with_controls(lm, edits, only, draws, seed)
-    ids = [_encode(lm, number, prompt) for number, prompt in enumerate(prompts, start=1)]
+    ids = [lm.encode(prompt) for prompt in prompts]
     tokens, values = signature_tokens(plan) if plan.edits else [], defaultdict(list)
     count = changed = 0
     with progress.task("Reading prompts", len(ids), "prompts") as task:
@@ -115,13 +113,6 @@ def summarise(values: Sequence[Sequence[float]]) -> dict[str, Any]:
             interval = bootstrap(difference, seed=0)
             row["difference_interval"] = interval.low, interval.high
     return row
-
-
-def _encode(lm: OpenedModel, number: int, prompt: str | Messages) -> Tensor:
-    try:
-        return lm.encode(prompt)
-    except InputError as error:
-        raise InputError(f"prompt {number}: {error}") from None
 
 
 def _count_changed(plan: Plan, changes: Changes) -> int:
@@ -187,7 +178,6 @@ def perplexity_cost(
 def held_out_text(lm: OpenedModel, corpus: Corpus, tokens: int) -> Sequences:
     """Return held-out text of some ``tokens``, spread over the corpus."""
     check_tokenizer_of(corpus, lm.tokenizer, lm.path.name)
-    check_whole("the number of held-out tokens", tokens, least=1)
     window = min(lm.context_length or MAX_WINDOW, MAX_WINDOW)
     text = Sequences(corpus, "heldout", window, tokens)
     if not text.tokens:
@@ -199,12 +189,7 @@ def corpus_of(lm: OpenedModel, corpus: Path | None) -> tuple[Corpus | None, str]
     """Return the corpus to measure the cost on, or None and the reason."""
     if corpus is not None:
         return Corpus.open(corpus), ""
-    if lm.lens is None:
-        return None, "there is no lens that names a corpus: give one with --corpus DIR."
-    path = lm.lens.corpus_path
-    if not path.is_dir():
-        return None, (
-            f"the lens {lm.lens.name} was built from {lm.lens.meta.corpus_name}, which is no "
-            "longer where it was: give it with --corpus DIR."
-        )
-    return Corpus.open(path), ""
+    if lm.lens is not None and lm.lens.corpus_path.is_dir():
+        return Corpus.open(lm.lens.corpus_path), ""
+    why = "there is no lens that names a corpus that is still where it was"
+    return None, f"{why}: give one with --corpus DIR."
