@@ -29,14 +29,10 @@ def model(tokenizer):
     return SignalNoiseForCausalLM(SignalNoiseConfig(**sizes, **tokens)).eval()
 
 
-def test_a_map_by_hand():
+def test_the_strongest_links_by_hand():
     weights = torch.tensor([[1.0, 0, 0], [0.7, 0.3, 0], [0.2, 0.5, 0.3]])
     one = AttentionMap(Head(6, 10, "noise", 2), weights, ("The", " frog", " sat"))
-    assert one.head.title == "layer 6 · noise head 2"
-    assert Head(1, 3, "attention", 3).title == "layer 1 · head 3"
-    links = one.strongest(2)
-    assert [link[:2] for link in links] == [(1, 0), (2, 1)]
-    assert [link.weight for link in links] == pytest.approx([0.7, 0.5])
+    assert [link[:2] for link in one.strongest(2)] == [(1, 0), (2, 1)]
     assert one.on_itself() == pytest.approx(0.3)
 
 

@@ -82,14 +82,6 @@ def test_it_is_said_wherever_the_answer_is_shown(with_file):
     assert "num_beams=4, " in CliRunner().invoke(app, given).stderr
 
 
-def test_one_of_several_tokens_ends_a_text(lm, ids_of, monkeypatch):
-    prompt = lm.encode(TEXT, WRITTEN)
-    second = ids_of[0.0][0, prompt.shape[1] + 1].item()
-    ends = [lm.tokenizer.eos_token_id, second]
-    monkeypatch.setattr(lm.model.generation_config, "eos_token_id", ends)
-    assert lm.write(prompt, WRITTEN, 0.0, 0).shape[1] <= prompt.shape[1] + 2
-
-
 def test_text_is_streamed_in_whole_characters(lm, monkeypatch):
     """Tokens of single bytes of characters are written, too."""
     pieces = []

@@ -1,7 +1,6 @@
 """Steering against forward passes under the edit and controls computed one by one."""
 
 import shutil
-from collections import Counter
 
 import numpy as np
 import pytest
@@ -32,7 +31,7 @@ from prismlm.interventions.steering_effects import (
     summarise,
 )
 from prismlm.lens.labels.write import write_columns
-from prismlm.lens.signatures import signature_ids, tokens_of_group
+from prismlm.lens.signatures import signature_ids
 from tests.helpers.edit_models import Flat, make_head, plan
 
 TEXT = "The patient was given a dose of the drug, and the court"
@@ -101,26 +100,6 @@ def test_a_removed_category_no_longer_leads(labelled):
     assert all(token.leading_after.category != "Even" for token in tokens)
     with pytest.raises(InputError, match=r"it has Even, Fives\. Did you mean 'Even'"):
         labelled.edit(Group(1.0, category="even"))
-
-
-def test_a_strengthened_category_raises_its_distinctive_tokens(labelled):
-    categories = labelled.lens.categories
-    fives, even = ([i for i, c in enumerate(categories) if c == n] for n in ("Fives", "Even"))
-    distinctive = tokens_of_group(labelled, fives)
-    cards = labelled.lens.prototypes["top_tokens"].to_pylist()
-    in_group = Counter(token for i in fives for token in cards[i])
-    in_all = Counter(token for card in cards for token in card)
-    for token in distinctive:
-        text = token_alone(labelled.tokenizer, token)
-        assert in_group[text] / in_all[text] > len(fives) / len(cards)
-    ids = torch.tensor([labelled.tokenizer(TEXT)["input_ids"]])
-
-    def mass(*edits):
-        return log_probabilities(labelled, ids, *edits)[:, distinctive].logsumexp(1).mean()
-
-    raised = mass(Group(0.4, category="Fives"))
-    assert raised > mass() + 0.5
-    assert raised > mass(Group(0.4, prototypes=frozenset(even))) + 0.5
 
 
 # -- the control
