@@ -60,9 +60,7 @@ def test_an_audit_counts_answers(lm, before):
         assert found == [(key, pytest.approx(share, abs=1e-5)) for key, share in expected]
 
 
-def test_windows_leave_no_token_of_an_answer_out(lm, before, monkeypatch):
-    # The chat is longer than any prompt.
-    monkeypatch.setattr("prismlm.lens.opened_model.MAX_CHARACTERS", 40)
+def test_windows_leave_no_token_of_an_answer_out(lm, before):
     for window in (8, 16, 64):
         (found,) = read_texts(lm, [DOCUMENT], window)
         assert len(found.losses) == len(found.ids) - before
