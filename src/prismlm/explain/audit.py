@@ -95,7 +95,7 @@ def window_of(models: Sequence[PrismLM], window: int | None = None) -> int:
         window = min(longest or MAX_DEFAULT_WINDOW, MAX_DEFAULT_WINDOW)
     if not 2 <= window <= (longest or window):
         most = "" if longest is None else f", and at most {longest}, which the model reads"
-        raise InputError(f"the window (--window) is {window} tokens: expected at least 2{most}.")
+        raise InputError(f"a window of {window} tokens does not fit: expected at least 2{most}.")
     return window
 
 

@@ -34,6 +34,8 @@ from prismlm.parts import Parts, located, run_parts
 from prismlm.run_state import RUN_FILE, writing
 
 ROWS_FILE = "rows.parquet"
+# Successive texts of an audit share batches.
+RUN_LENGTH = 16
 
 
 @dataclass(frozen=True)
@@ -79,9 +81,11 @@ class _Job(ABC):
         return [parts.part(number) for number in range(count)]
 
 
-def _share(total: int, rank: int, world_size: int) -> tuple[int, int]:
-    """Return the first text of a part and the one after its last."""
-    return total * rank // world_size, total * (rank + 1) // world_size
+def _share(total: int, rank: int, world_size: int, run: int = 1) -> tuple[int, int]:
+    """Return the first text of a part and the one after its last; runs of texts stay together."""
+    runs = -(-total // run)
+    first, last = (runs * number // world_size * run for number in (rank, rank + 1))
+    return first, min(last, total)
 
 
 @dataclass(frozen=True)
@@ -142,7 +146,7 @@ class AuditJob(_Job):
         """Audit the texts of a part."""
         audit = self.empty()
         texts = self.reader(audit.lm.tokenizer)
-        own = islice(texts, *_share(self.texts, rank, world_size))
+        own = islice(texts, *_share(self.texts, rank, world_size, RUN_LENGTH))
         write_audit(audit.read(own), [directory / ROWS_FILE])
         audit.save(directory)
 
