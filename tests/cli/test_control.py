@@ -168,7 +168,8 @@ def test_a_controller_is_written_and_described(document, prism, tiny_model, lm, 
 
 def test_calibrate_names_bad_input(refused, tiny_model, task, tmp_path):
     out = tmp_path / "c.safetensors"
-    assert "No such file" in refused("calibrate", tiny_model, "--task", out, "--out", out)
+    missing = tmp_path / "none.jsonl"
+    assert "No such file" in refused("calibrate", tiny_model, "--task", missing, "--out", out)
     wrong = ("--task", task, "--out", tmp_path / "c.bin")
     assert "ends with .safetensors" in refused("calibrate", tiny_model, *wrong)
     assert "No such file" in refused("explain", tiny_model, TEXT, "--controller", out)
