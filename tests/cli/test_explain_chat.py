@@ -6,10 +6,8 @@ import shutil
 
 import pyarrow.parquet as pq
 import pytest
-import torch
 
 import prismlm
-from prismlm.cli.trace import PrintOptions, explain_and_print
 from prismlm.corpus.chat import as_chat
 from tests.helpers.chats import ANSWER, ASKED, CHAT, QUESTION, chatting
 from tests.helpers.lens_files import change_meta
@@ -118,24 +116,6 @@ def test_chats_that_cannot_be_used_are_refused(refused, model, tiny_model, chats
         message = refused(*arguments)
         assert "chats.jsonl:1" in message
         assert "chat template" in message
-
-
-def test_an_empty_answer(model, capsys):
-    lm = prismlm.load(model)
-    end = lm.tokenizer.eos_token_id
-    # At the end of the prompt the model now expects the end of a text; its inputs stay as they are.
-    state = lm.explain(as_chat(QUESTION), generate=1).predictions.states[-1]
-    output = lm.model.get_output_embeddings()
-    with torch.no_grad():
-        weight = output.weight.clone()
-        weight[end] = 100 * state / state.norm()
-    output.weight = torch.nn.Parameter(weight)
-    trace = explain_and_print(lm, as_chat(QUESTION), PrintOptions("domain"), generate=5)
-    assert (trace.written, trace.answer) == (1, "")
-    shown = capsys.readouterr().out
-    assert shown.startswith(f"{QUESTION}\n\nThe model wrote nothing: it ended the text at once.\n")
-    assert not SUPPORT.search(shown)
-    assert "Documents behind it" not in shown
 
 
 def test_an_answer_that_repeats_the_question(printed, model, tmp_path):

@@ -72,15 +72,9 @@ def test_what_is_refused(served, method, path, headers, expected):
 def test_a_bad_request_is_named(served):
     for words, body in (
         ("generate", {"text": "a", "generate": -1}),
-        ("characters", {"text": "word " * 100_000, "prototype": 1}),
+        ("reads 512", {"text": "word " * 600, "prototype": 1}),
         ("JSON", b"{"),
         ("unicode", b'{"text": "\\ud800"}'),
         ("temperature", b'{"text": "a", "temperature": NaN}'),
     ):
         assert words in served.refused("POST", STEER, body)
-
-
-def test_texts_that_are_too_long(served, named):
-    """The smaller bound, of the explorer or the model, is named."""
-    for server, bound in ((named, "the explorer reads at most"), (served, "tiny reads at most")):
-        assert bound in server.refused("POST", STEER, BODY | {"text": "word " * 100_000})

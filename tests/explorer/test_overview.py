@@ -7,7 +7,7 @@ import pytest
 
 import prismlm
 from prismlm.corpus import Corpus, build_corpus
-from prismlm.explorer.overview import held_out_texts, lens_options, prompts_for
+from prismlm.explorer.overview import held_out_texts, lens_options
 from prismlm.files import json_text
 
 
@@ -61,13 +61,3 @@ def test_commands_choose_a_lens_that_is_not_the_default(tiny_model, tmp_path):
         shutil.copytree(path / "lens" / "sample", other)
     assert lens_options(prismlm.load(path, lens=away)) == ["--lens", str(away)]
     assert lens_options(prismlm.load(path, lens="other")) == ["--lens", "other"]
-
-
-def test_prompts_are_of_the_lens_or_of_its_corpus_or_those_given():
-    keys = SimpleNamespace(names=["medicine", "law"])
-    lens = SimpleNamespace(cells=SimpleNamespace(keys=lambda _: keys))
-    given, texts = {"medicine": "The symptoms", "astrology": "The stars"}, {"law": "The court."}
-    assert prompts_for(lens, given, texts) == {"medicine": "The symptoms"}
-    assert prompts_for(lens, {"astrology": "The stars"}, texts) == {"law": "The court."}
-    assert prompts_for(lens, {"astrology": "The stars"}, {}) == {"astrology": "The stars"}
-    assert prompts_for(None, given, {}) == given

@@ -42,9 +42,7 @@ def test_figures_documents_and_texts_that_stand_out(opened, audit):
         assert "names nothing of the question" in least
         figures = dict(zip(*[tab.locator(f".p-figure {part}").all_inner_texts() for part in
                              ("span", "b")], strict=True))  # fmt: skip
-        assert figures["texts"] == "4"
         assert figures["predictions"] == str(summary["predictions"])
-        assert figures["cross-entropy, nats"] == f"{summary['ce']:.3f}"
         source = summary["shares"]["source"]
         bars = tab.locator(".p-columns-3 section").first.locator("li").all_inner_texts()
         assert [bar.split()[0] for bar in bars[:12]] == [one["key"] for one in source["items"][:12]]
@@ -54,17 +52,6 @@ def test_figures_documents_and_texts_that_stand_out(opened, audit):
         assert first.locator("mark").inner_text() == "<school>"
         assert "A ‹U+202E›title" in first.inner_text()
         assert first.locator("a").count() == 0
-        assert tab.locator(".p-documents li").count() == len(summary["documents"])
-        titles = tab.locator(".p-block h2").all_inner_texts()
-        assert titles == [
-            "Texts with the least support",
-            "Texts that lean on one source",
-            "Texts with the largest unattributed share",
-        ]
-        last = tab.locator(".p-block").last
-        # What most of them begin with is left out.
-        assert "…why did the court dismiss the appeal" in last.inner_text()
-        assert ASKED not in last.inner_text()
         tab.set_viewport_size({"width": 390, "height": 844})
         assert tab.evaluate("document.documentElement.scrollWidth") == 390
 

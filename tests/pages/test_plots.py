@@ -36,14 +36,6 @@ def test_attention_panels_show_the_weights_over_one_scale():
         assert [label.get_text() for label in axes.get_yticklabels()] == [f"·{x}" for x in SENTENCE]
 
 
-@pytest.mark.parametrize(
-    ("maps", "words"),
-    [
-        (attention_maps(["word"] * 49), "at most 48 tokens, not 1 and 49"),
-        (attention_maps(["one", "two"], 33), "1 to 32 heads .*, not 33 and 2"),
-        ([], "not 0 and 0"),
-    ],
-)
-def test_attention_pictures_that_could_not_be_read(maps, words):
-    with pytest.raises(InputError, match=words):
-        maps_figure(maps)
+def test_attention_pictures_that_could_not_be_read():
+    with pytest.raises(InputError, match="at most 48 tokens, not 1 and 49"):
+        maps_figure(attention_maps(["word"] * 49))

@@ -92,22 +92,19 @@ def test_quotes_and_what_speaks_against_are_in_the_page(lm):
     assert whole["verbatim"][0]["place"]["doc_id"] == quotes[0].places[0]["doc_id"]
     documents = worth_showing(trace.documents(50), 5)
     assert 1 < len(documents) < 5
-    # Each document has its own of the first passages, or the place of it that is nearest.
-    passages = trace.passages(8)
-    pairs = []
     for one, document in zip(whole["documents"], documents, strict=True):
         assert one["share"] == pytest.approx(document.share, rel=1e-5)
-        own = [p for p in passages if p.doc_id == document.doc_id]
-        assert len(one["passages"]) == max(1, len(own))
-        pairs += zip(one["passages"], own, strict=False)
-    assert pairs
-    for shown, passage in pairs:
-        before, token, after, *_ = shared["places"][shown["place"]]
-        parts = [part if isinstance(part, list) else [part] for part in (before, after)]
-        assert "".join(["".join(parts[0]), token, "".join(parts[1])]) == passage.text
-        marked = [piece for pieces in parts for piece in pieces[1::2] if piece]
-        assert marked == [passage.text[begin:end] for begin, end in passage.also]
-    assert any(passage.also for passage in passages)
+    marked = 0
+    passages = {passage.position: passage for passage in trace.passages(8)}
+    for entry in (passage for one in whole["documents"] for passage in one["passages"]):
+        before, _, after, _, position = shared["places"][entry["place"]]
+        if position in passages:
+            parts = [part if isinstance(part, list) else [part] for part in (before, after)]
+            pieces = [piece for pieces in parts for piece in pieces[1::2] if piece]
+            text = passages[position].text
+            assert pieces == [text[begin:end] for begin, end in passages[position].also]
+            marked += len(pieces)
+    assert marked
     for shown, passage in zip(whole["against"], trace.against(4), strict=True):
         assert shown["share"] == pytest.approx(passage.share, rel=1e-5)
         assert shown["predicted"] == visible(passage.predicted)
@@ -262,10 +259,3 @@ def test_fragments_stand_alone_and_any_number_on_a_page(opened, lm, trace):
     with opened("<!doctype html>" + fragment(trace) + fragment(other) + fragment(trace)) as tab:
         answers = tab.locator(".p-answer").all_inner_texts()
         assert answers == [one.answer.strip() for one in (trace, other, trace)]
-
-
-def test_without_scripts_there_is_the_answer(opened, trace):
-    with opened(page([trace]), java_script_enabled=False) as tab:
-        text = tab.inner_text("main")
-        assert trace.answer.strip() in text
-        assert trace.support.sentence in text

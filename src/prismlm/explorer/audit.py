@@ -15,7 +15,7 @@ from starlette.concurrency import run_in_threadpool
 from prismlm.corpus.documents import Document
 from prismlm.corpus.formats import extension
 from prismlm.corpus.read import DocumentReader, InputFile
-from prismlm.errors import InputError, check_text
+from prismlm.errors import InputError
 from prismlm.explain.audit import Audit, write_audit
 from prismlm.explain.language_model import PrismLM
 from prismlm.explorer.session import Job, SendEvent, Session, saved
@@ -72,10 +72,9 @@ def _documents(
         names: dict[Path, str] = {}
         for number, file in enumerate(files):
             # The name is untrusted and may point outside the directory.
-            name = check_text("the name of a file", file.name)
-            path = Path(directory, f"{number}{extension(Path(name)) or ''}")
-            path.write_bytes(check_text(f"the file {name}", file.content).encode())
-            names[path] = name
+            path = Path(directory, f"{number}{extension(Path(file.name)) or ''}")
+            path.write_bytes(file.content.encode(errors="replace"))
+            names[path] = file.name
         try:
             inputs = [InputFile.of(path, name) for path, name in names.items()]
             reader = DocumentReader(inputs, tokenizer=lm.tokenizer, answered_chats="last")

@@ -45,12 +45,7 @@ NONE = "#94918a"
 
 
 def html_page(
-    title: str,
-    entry: str,
-    data: dict[str, Any],
-    *,
-    styles: Sequence[str] = STYLES,
-    without_script: str = NO_SCRIPT,
+    title: str, entry: str, data: dict[str, Any], *, styles: Sequence[str] = STYLES
 ) -> str:
     """Return a complete HTML document that needs nothing but a browser.
 
@@ -66,7 +61,7 @@ def html_page(
         '<meta name="color-scheme" content="light dark">\n'
         f"<title>{shown}</title>\n<style>{''.join(map(asset, styles))}</style>\n</head>\n"
         f'<body class="prismlm-page x-page">\n<main>\n<h1>{shown}</h1>\n'
-        f"{embedded(data)}\n{without_script}\n</main>\n"
+        f"{embedded(data)}\n{NO_SCRIPT}\n</main>\n"
         f"<script>{bundle(entry)}</script>\n</body>\n</html>\n"
     )
 

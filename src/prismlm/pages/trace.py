@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from html import escape
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from prismlm.corpus.pieces import DITTO, Piece, visible
-from prismlm.direction_marks import marks_shown
 from prismlm.explain.attribution import CANDIDATES, Passage, worth_showing
 from prismlm.lens.cells import UNKNOWN
 from prismlm.lens.layout import trained_on_words
@@ -42,14 +40,7 @@ def page(
     traces: Sequence[Trace], title: str = "Where the answer comes from", *, against: int = 0
 ) -> str:
     """Return a complete HTML document of traces, each with ``against`` opposing passages."""
-    data = _data(traces, against)
-    plain = "".join(
-        f"<h2>{escape(answer['question'])}</h2><p>{escape(answer['answer'])}</p>"
-        f"<p>{escape(answer['support']['sentence'])}</p>"
-        for answer in data["answers"]
-    )
-    without_script = marks_shown(f"<noscript>{plain}<p>More needs JavaScript.</p></noscript>")
-    return html_page(title, SCRIPT, data, without_script=without_script)
+    return html_page(title, SCRIPT, _data(traces, against))
 
 
 def fragment(trace: Trace) -> str:

@@ -4,8 +4,8 @@ import { percent } from "./parts.js";
 import { CAVEAT, count, facts } from "./controls.js";
 import { figures, sums } from "./report.js";
 
-// Characters: of a beginning that is cut, of a text that is shown, and of one that is listed, which goes on where it has as many.
-const SHARED = 16, OPENING = 120, LISTED = 400;
+// Characters of a text that are shown.
+const OPENING = 120;
 const WORDS = {
   strong: "one document of this corpus holds nearly all that the text tells",
   weak: "this corpus holds only parts of what the text tells",
@@ -19,22 +19,6 @@ const known = ({ model, lens, corpus, window: width, where }) => /** @type {[str
   ["shares of", "positive evidence for each token"], ["windows", `${width} tokens`],
   ...Object.entries(where).map(([column, values]) => [`only ${column}`, values.join(" or ")])]);
 
-/** Texts without the long beginning that half of them or more share. @param {string[]} texts */
-const apart = (texts) => {
-  let shared = "";
-  for (const text of texts) {
-    for (const other of texts.filter((one) => one !== text)) {
-      let end = 0;
-      while (end < text.length && text[end] === other[end]) end += 1;
-      const start = text.slice(0, end), times = texts.filter((one) => one.startsWith(start)).length;
-      if (end >= SHARED && end > shared.length && times >= texts.length / 2) shared = start;
-    }
-  }
-  // Cut where a word or the name of a folder begins.
-  const cut = Math.max(shared.lastIndexOf(" "), shared.lastIndexOf("/")) + 1;
-  return texts.map((text) => (cut && text.startsWith(shared.slice(0, cut)) ? `…${text.slice(cut)}` : text));
-};
-
 const CELLS = {
   score: ({ score }) => score.toFixed(2),
   share: ({ share }) => percent(share),
@@ -42,10 +26,9 @@ const CELLS = {
   support: ({ level, off_subject }) => html`${level}<small>${off_subject ? "what holds most of the text names nothing of the question" : WORDS[level]}</small>`,
 };
 const table = (title, columns, rows) => {
-  const openings = apart(rows.map(({ opening }) => opening.replace(/\s+/g, " ").trim())), ids = apart(rows.map(({ text_id }) => text_id));
-  const text = ({ text_id, opening }, i) => html`${openings[i].slice(0, OPENING)}${openings[i].length > OPENING || opening.length === LISTED ? "…" : ""}<small title=${text_id}>${ids[i]}</small>`;
+  const text = ({ text_id, opening }) => html`${opening.replace(/\s+/g, " ").trim().slice(0, OPENING)}${opening.length > OPENING ? "…" : ""}<small>${text_id}</small>`;
   return html`<section class="p-block"><h2>${title}</h2>${rows.length ? html`<table><thead><tr>${columns.map((name) => html`<th scope="col">${name}</th>`)}</tr></thead>
-    <tbody>${rows.map((row, i) => html`<tr>${columns.map((name) => html`<td data-label=${name}>${(CELLS[name] ?? text)(row, i)}</td>`)}</tr>`)}</tbody></table>`
+    <tbody>${rows.map((row) => html`<tr>${columns.map((name) => html`<td data-label=${name}>${(CELLS[name] ?? text)(row)}</td>`)}</tr>`)}</tbody></table>`
     : html`<p>No text was read.</p>`}</section>`;
 };
 

@@ -3,7 +3,7 @@ import { html, nothing } from "./vendor/lit-html/lit-html.js";
 import { guard } from "./vendor/lit-html/directives/guard.js";
 import { effect, signal } from "./vendor/signals-core/signals-core.js";
 import { bar } from "./parts.js";
-import { cleared, grouped, labelled, painter, plane, ringed } from "./plane.js";
+import { cleared, labelled, painter, plane, ringed } from "./plane.js";
 import { api } from "./server.js";
 import { address, change, count, dot, draw, pressable, problem } from "./controls.js";
 import { card, whole } from "./card.js";
@@ -209,7 +209,7 @@ const surrounded = ({ line, data, visible }) => {
 
 /** The categories of selected prototypes, and of all. @param {Ui} ui @param {number[]} selected */
 const spread = ({ data: { categories, names }, kinds }, selected) => {
-  const totals = grouped(kinds, (kind) => kind), present = grouped(selected, (i) => kinds[i]);
+  const totals = Map.groupBy(kinds, (kind) => kind), present = Map.groupBy(selected, (i) => kinds[i]);
   return [...present].sort((a, b) => b[1].length - a[1].length).map(([kind, { length }]) => {
     const { name, colour } = categories[kind] ?? { name: "no category" }, total = totals.get(kind)?.length ?? 0;
     const base = selected.length < names.length ? total / names.length : null;

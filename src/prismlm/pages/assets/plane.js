@@ -148,18 +148,6 @@ export const cleared = (canvas, width = canvas.clientWidth, height = canvas.clie
   return context;
 };
 
-/** Items by what a function returns for each, as Map.groupBy, which browsers before 2024 lack.
- * @template T, K @param {Iterable<T>} items @param {(item: T) => K} keyOf @returns {Map<K, T[]>} */
-export const grouped = (items, keyOf) => {
-  const groups = new Map();
-  for (const item of items) {
-    const key = keyOf(item), group = groups.get(key);
-    if (group) group.push(item);
-    else groups.set(key, [item]);
-  }
-  return groups;
-};
-
 /** Return what draws the points from an image of them, which is repainted only when the view, the visible points or the size have changed.
  * @param {HTMLCanvasElement} canvas @param {ReturnType<typeof plane>} seen @param {number[]} xs @param {number[]} ys
  * @param {number[]} kinds @param {string[]} colours */
@@ -192,7 +180,7 @@ export const painter = (canvas, seen, xs, ys, kinds, colours) => {
  * @param {CanvasRenderingContext2D} context @param {(i: number) => number[] | null} place @param {number} size
  * @param {number[]} kinds @param {string[]} colours @param {boolean[]} visible */
 const discs = (context, place, size, kinds, colours, visible) => {
-  const layers = grouped(kinds.keys(), (i) => (visible[i] ? kinds[i] : kinds[i] - colours.length));
+  const layers = Map.groupBy(kinds.keys(), (i) => (visible[i] ? kinds[i] : kinds[i] - colours.length));
   for (const [layer, points] of [...layers].sort((a, b) => Number(a[0] >= 0) - Number(b[0] >= 0) || b[1].length - a[1].length)) {
     context.globalAlpha = layer < 0 ? 0.07 : 0.8;
     context.fillStyle = colours[layer < 0 ? layer + colours.length : layer];

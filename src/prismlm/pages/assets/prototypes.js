@@ -7,7 +7,7 @@ import { api } from "./server.js";
 import { address, change, count, dot, draw, field, options, problem } from "./controls.js";
 import { card, whole, worth } from "./card.js";
 
-const PAGE = 60, BESIDE = 2, ROW = 46, SPARE = 6, TYPING = 120, SWIPE = 50;
+const PAGE = 60, BESIDE = 2, ROW = 46, SPARE = 6, TYPING = 120;
 const SORTS = { text: "most text", usage: "most used", score: "best named", name: "name", id: "number" };
 
 /** The search and its results: `total` prototypes in a list of which `chosen` is shown, `counts` of the `matching` by category;
@@ -65,8 +65,7 @@ const page = (now, model) => html`
       ${turning("‹", "Previous prototype", now.chosen <= 0, -1)}
       <span class="p-number" aria-live="polite">${now.total ? `${count(now.chosen + 1)} of ${count(now.total)}` : "none found"}</span>
       ${turning("›", "Next prototype", now.chosen >= now.total - 1, 1)}</div>
-    <div class="x-stage" tabindex="0" role="group" aria-roledescription="carousel" aria-label="Cards of prototypes; left and right arrow keys page"
-      @click=${clicked} @pointerdown=${touched} @pointerup=${swiped} @pointercancel=${() => { from = null; }}>${now.failed ? problem(now.failed)
+    <div class="x-stage" tabindex="0" role="group" aria-roledescription="carousel" aria-label="Cards of prototypes; left and right arrow keys page">${now.failed ? problem(now.failed)
         : repeat(shelf(now), (place) => place, (place) => dealt(now, place))}</div></div>
 </div>`;
 
@@ -209,7 +208,7 @@ const begin = ({ total, matching, items, categories }, failed) => {
   sighted();
 };
 
-// Cards are paged by arrow keys, by a click beside the one looked at, and by a swipe.
+// Cards are paged by arrow keys.
 const keyed = (event) => {
   const { chosen, total } = state.value, target = /** @type {HTMLElement} */ (event.target);
   if (!frame?.root.isConnected || event.altKey || event.ctrlKey || event.metaKey || target.closest("input, select, textarea")) return;
@@ -217,18 +216,4 @@ const keyed = (event) => {
   if (to === undefined || !total) return;
   event.preventDefault();
   choose(to);
-};
-// Cards beside the one looked at take no clicks of their own, so these reach the stage.
-const clicked = (event) => {
-  const own = part(".x-card[data-chosen]")?.getBoundingClientRect(), { chosen } = state.value;
-  if (event.target !== event.currentTarget || !own) return;
-  if (event.clientX < own.left) choose(chosen - 1);
-  else if (event.clientX > own.right) choose(chosen + 1);
-};
-/** @type {number | null} */
-let from = null;
-const touched = (event) => { from = event.pointerType === "mouse" ? null : event.clientX; };
-const swiped = (event) => {
-  if (from !== null && Math.abs(event.clientX - from) > SWIPE) choose(state.value.chosen + (event.clientX < from ? 1 : -1));
-  from = null;
 };
