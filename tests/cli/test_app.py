@@ -1,8 +1,8 @@
 """Damaged files, a full disk, and processes of launchers."""
 
 import json
-import os
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -29,7 +29,7 @@ def test_a_damaged_model_directory(refused, tiny_model, tmp_path, name, value, w
     assert words in message
 
 
-@pytest.mark.skipif(not os.path.exists(FULL), reason="needs a device that is always full")
+@pytest.mark.skipif(not Path(FULL).is_char_device(), reason="needs a device that is always full")
 def test_an_output_that_is_full(tiny_corpus):
     full = f"import os; os.dup2(os.open('{FULL}', os.O_WRONLY), 1)\n"
     done = forked.run("corpus", "info", tiny_corpus, code=full + forked.COMMAND)
