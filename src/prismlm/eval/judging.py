@@ -49,7 +49,7 @@ from prismlm.lens.opened_model import MAX_SEED, write_after
 from prismlm.models.checkpoint import read_checkpoint
 from prismlm.outputs import write_table
 from prismlm.progress import SILENT, Reporter, Task
-from prismlm.run_state import begin, keeping, writing
+from prismlm.run_state import begin, writing
 from prismlm.statistics import Interval, bootstrap, wilson
 from prismlm.training.setup import versions
 
@@ -397,14 +397,13 @@ def run_judging(
         started = (out / VERDICTS).is_file() or any(out.glob(f"{CONTINUATIONS}/*.json"))
         begin(out, note, made=started)
         examined = ratings = None
-        with keeping(lambda: f"Continuations and verdicts so far are kept in {out}."):
-            if judge is not None:
-                figures = examine(judge, prompts, settings.seed, progress)
-                examined = {"source": judge.source, **figures}
-            texts = _continue_all(models, prompts, settings, out, note, progress)
-            if judge is not None and examined is not None and len(texts) > 1:
-                figures = _compare(judge, prompts, texts, out, settings.seed, progress)
-                ratings = {"readable": examined["usable"], **figures}
+        if judge is not None:
+            figures = examine(judge, prompts, settings.seed, progress)
+            examined = {"source": judge.source, **figures}
+        texts = _continue_all(models, prompts, settings, out, note, progress)
+        if judge is not None and examined is not None and len(texts) > 1:
+            figures = _compare(judge, prompts, texts, out, settings.seed, progress)
+            ratings = {"readable": examined["usable"], **figures}
         if isinstance(judge, EndpointJudge) and examined is not None:
             examined["asked"] = judge.session.usage()
         result = {

@@ -8,7 +8,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from prismlm.errors import InputError, NotFiniteError
+from prismlm.errors import InputError
 from prismlm.probes.uncertainty_feedback import (
     InspectOptions,
     Sample,
@@ -353,11 +353,9 @@ def test_texts_that_do_not_do_are_named():
     assert "needs at least 8 texts of at least 10 tokens" in result.left_out["attention"]
 
 
-def test_a_model_that_is_not_finite_is_an_error_and_no_reason():
+def test_a_model_that_is_not_finite_is_refused():
     model, _ = make_fed_gpt2()
     model.transformer.ln_f.weight.data[0] = torch.nan
-    # Neutral codes: nothing is read before the checks.
-    options = InspectOptions(1, permutations=1)
     sample = Sample("some", tuple(random_texts(*[20] * 8)))
-    with pytest.raises(NotFiniteError):
-        inspect_uncertainty_feedback(model, WORDS, sample, ["probe"], options=options)
+    with pytest.raises(InputError, match=r"not finite|NaN"):
+        inspect_uncertainty_feedback(model, WORDS, sample, ["probe"], options=FAST)

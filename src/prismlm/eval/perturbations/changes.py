@@ -30,9 +30,9 @@ def word_list(name: str) -> Any:
     """Return one of the word lists.
 
     ``spelling``: American to British forms and the reverse; ``synonyms`` of each inflected word;
-    ``plurals`` of countable nouns; ``verbs``: plain form, third person and past; ``contractions``:
-    short to long forms; ``abbreviations``: long form, short form and the context of the form;
-    ``gender``: words of one gender to the other and the reverse; ``common``: frequent words.
+    ``plurals`` of countable nouns; ``contractions``: short to long forms; ``abbreviations``: long
+    form, short form and the context of the form; ``gender``: words of one gender to the other and
+    the reverse; ``common``: frequent words.
     """
     return _word_lists()[name]
 

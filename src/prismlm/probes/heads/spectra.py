@@ -18,7 +18,7 @@ from transformers import PreTrainedModel
 
 from prismlm.corpus.store import Corpus, Split
 from prismlm.corpus.windows import Sequences, WindowBatch
-from prismlm.errors import InputError, NotFiniteError, check_finite
+from prismlm.errors import InputError, check_finite
 from prismlm.layers.signal_noise_attention import SignalNoiseAttention, SignalNoiseOutput
 from prismlm.models.device import check_window
 from prismlm.models.seam import LogitMap, capture, lacks, output_embedding
@@ -393,8 +393,6 @@ def spectra_report(
             seed=seed,
             progress=progress,
         )
-    except NotFiniteError:
-        raise
     except InputError as error:
         if loss_only or context is not None:
             raise

@@ -15,7 +15,7 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from prismlm.errors import InputError, NotFiniteError, check_choice
+from prismlm.errors import InputError, check_choice
 from prismlm.models.device import check_window
 from prismlm.models.uncertainty_feedback import CODES
 from prismlm.models.watch import evaluating
@@ -377,8 +377,6 @@ def inspect_uncertainty_feedback(
                     f"{sample.name} has {count}: provide more or longer texts."
                 )
             tables[check] = function(inputs)
-        except NotFiniteError:
-            raise
         except InputError as error:
             left_out[check] = str(error)
     if not tables:
