@@ -220,7 +220,7 @@ TWO_JUDGES = ("--judge", "j", "--endpoint", "http://h/v1", *ENDPOINT_MODEL)
         (("eval", "judge", "m"), "--corpus DIR or --prompts FILE, one of them"),
         ((*JUDGE, "--endpoint", "http://host/v1"), "go together"),
         ((*JUDGE, *TWO_JUDGES), "are two judges: give one"),
-        (("eval", "clamping", "MAMBA", "--pairs", "FILE"), "no attention heads to read"),
+        (("eval", "clamping", "MAMBA", "--pairs", "FILE"), "no attention heads"),
     ],
 )
 def test_bad_input_is_refused(refused, tiny_model, data, glue, studied, tmp_path, command, words):
