@@ -56,12 +56,12 @@ def main() -> None:
     if lens is None or lens.cells is None or lens.corpus is None:
         raise SystemExit(f"{args.model} has no lens with cells whose corpus is there")
     made = make_labels(lens, lm.model)
-    scores = score_labels(made.labels, made.text, made.held_out, SEED)
+    scores = score_labels(made.labels, made.text, made.held_out)
     with patch.object(contexts, "distinctiveness", class_tf_idf):
         weighed = make_labels(lens, lm.model)
-    others = score_labels(weighed.labels, weighed.text, weighed.held_out, SEED)
+    others = score_labels(weighed.labels, weighed.text, weighed.held_out)
     former = by_signature(lm, lens.corpus, made)
-    signatures = score_labels(former, made.text, made.held_out, SEED)
+    signatures = score_labels(former, made.text, made.held_out)
     result_of_model = {
         "model": args.called,
         "prototypes": len(made.labels),

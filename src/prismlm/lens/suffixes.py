@@ -192,16 +192,12 @@ def unsearchable(names: Collection[str]) -> str | None:
     """Return why a lens with these files cannot find text word for word; None if it can."""
     stems = (name.removesuffix(".npy") for name in (TOKENS_FILE, ORDER_FILE))
     tokens, orders = (sum(name.startswith(stem) for name in names) for stem in stems)
-    if not tokens:
-        return "it was built with --no-text"
-    if tokens == orders:
-        return None
-    small = TOKENS_FILE in names
-    extra, package = ("verbatim", PACKAGE) if small else ("infini-gram", "infini-gram")
-    return (
-        f"{package} was not installed where it was built. Run `pip install 'prismlm[{extra}]'`, "
-        "and build the lens again with `prismlm index`"
-    )
+    if tokens and tokens != orders:
+        return (
+            "its text was not sorted. Run `pip install 'prismlm[verbatim]'`, or with more than "
+            "268 million tokens 'prismlm[infini-gram]', and build it again with `prismlm index`"
+        )
+    return None if tokens else "it was built with --no-text"
 
 
 class _Part(NamedTuple):

@@ -74,7 +74,7 @@ def test_an_error_that_every_question_would_meet_ends_the_run(session, answer):
 @pytest.mark.parametrize(
     ("text", "reason"),
     [
-        ("[" * 100_000, "no JSON object with the fields category"),
+        ("[" * 100_000, "no JSON object with category"),
         ('{"category": "Cookery"}', "category is not one of the choices"),
         ((200, completion({"role": "assistant", "content": None})), "no JSON object"),
     ],

@@ -18,9 +18,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import mode
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -270,11 +271,6 @@ def words_near(text: Text, places: Places) -> np.ndarray:
     return np.where((window >= 0) & text.content[window], text.word[window], -1)
 
 
-def most_common(words: Iterable[str]) -> str:
-    """Return the most frequent word, the first of equals."""
-    return Counter(words).most_common(1)[0][0]
-
-
 def kind_rates(text: Text, places: Places, num_cells: int) -> dict[str, np.ndarray]:
     """Return, by kind, the share of each cell's positions whose tokens are of that kind, [K]."""
     current, following, among = text.read(places), text.next(places), text.among
@@ -504,7 +500,7 @@ class Namer:
                 break
             of_word = rows[self.text.word[self.tokens[side][rows]] == word][:SPELLINGS]
             positions = self.places.position[of_word] + (side == "next")
-            spelled = shown_word(most_common(map(spell, positions.tolist())))
+            spelled = shown_word(mode(map(spell, positions.tolist())))
             words.setdefault(spelled.lower(), (spelled, share))
         # Content words before more frequent punctuation.
         return dict(sorted(words.values(), key=lambda pair: _is_grammar(pair[0])))
@@ -525,7 +521,7 @@ class Namer:
             row, column = (index[:SPELLINGS] for index in np.nonzero(near == word))
             starts = places.position[row] + 1 - BEFORE + column
             ends = (self.text.end(position).strip().lower() for position in starts.tolist())
-            topic[most_common(ends)] = None
+            topic[mode(ends)] = None
         return list(topic)
 
 

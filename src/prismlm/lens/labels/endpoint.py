@@ -122,12 +122,11 @@ class Question(NamedTuple):
             answer = json.loads(block[1] if block else text or "")
             check_json(answer, kinds, "the answer")
         except (ValueError, RecursionError, FormatError) as error:
-            fields = ", ".join(kinds)
-            raise NoAnswer(f"it is no JSON object with the fields {fields}") from error
+            raise NoAnswer(f"it is no JSON object with {', '.join(kinds)}") from error
         answer = {name: answer[name] for name in kinds}
-        choices = {name: kind for name, kind in self.fields.items() if isinstance(kind, tuple)}
-        if not all(answer[name] in kind for name, kind in choices.items()):
-            raise NoAnswer(f"its {' or '.join(choices)} is not one of the choices")
+        for name, kind in self.fields.items():
+            if isinstance(kind, tuple) and answer[name] not in kind:
+                raise NoAnswer(f"its {name} is not one of the choices")
         if not self.is_valid(answer):
             raise NoAnswer("a value in it is empty or out of range")
         return answer
@@ -247,11 +246,8 @@ class Session:
             raise NoAnswer("it is no chat completion") from error
         with self._lock:
             self.tally["requests"] += 1
-            for name, count in (
-                ("tokens_in", "prompt_tokens"),
-                ("tokens_out", "completion_tokens"),
-            ):
-                self.tally[name] += getattr(usage, count, 0)
+            self.tally["tokens_in"] += getattr(usage, "prompt_tokens", 0)
+            self.tally["tokens_out"] += getattr(usage, "completion_tokens", 0)
         return text
 
     def _error(self, error: Exception) -> NoAnswer | InputError:

@@ -134,7 +134,7 @@ def label_lens(
             named.labels.get(cell, label) if size >= least else None
             for cell, (label, size) in enumerate(zip(made.labels, made.places.size, strict=True))
         ]
-        scores = score_labels(labels, made.text, made.held_out, SEED, progress)
+        scores = score_labels(labels, made.text, made.held_out, progress)
         categories = Counter(label.category for label in labels if label is not None)
         record = {
             "source": named.source if named.labels else EMBEDDED,
@@ -211,7 +211,7 @@ def _compared(named: Named, made: Labelling) -> dict[str, Any]:
     cells, scores = range(len(made.labels)), dict[str, Any]()
     for name, given in (("own", named.labels), ("embedded", dict(enumerate(made.labels)))):
         labels = [given[cell] if cell in named.labels else None for cell in cells]
-        scores[name] = described(score_labels(labels, made.text, made.held_out, SEED))
+        scores[name] = described(score_labels(labels, made.text, made.held_out))
         scores["scored"] = scores[name].pop("scored")
     return {"named": len(named.labels), **named.report, "scores": scores}
 
@@ -284,14 +284,10 @@ def _trimmed(answer: Mapping[str, Any]) -> list[str]:
 
 
 def score_labels(
-    labels: Sequence[Label | None],
-    text: Text,
-    places: Places,
-    seed: int = 0,
-    progress: Reporter = SILENT,
+    labels: Sequence[Label | None], text: Text, places: Places, progress: Reporter = SILENT
 ) -> Scores:
     """Score labels on held-out places."""
-    drawn, control = _draw_passages(labels, places, seed)
+    drawn, control = _draw_passages(labels, places)
     words = {
         cell: frozenset([*words_of(bare(label.name)), *label.topic])
         for cell, label in enumerate(labels)
@@ -318,13 +314,13 @@ def score_labels(
 
 
 def _draw_passages(
-    labels: Sequence[Label | None], places: Places, seed: int
+    labels: Sequence[Label | None], places: Places
 ) -> tuple[dict[int, list[int]], dict[int, int]]:
     """Draw rows of places for each label, and the label that is its control.
 
     The first half of the rows is of the label's cell, the others are not.
     """
-    generator = np.random.default_rng(seed)
+    generator = np.random.default_rng(SEED)
     first: list[int] = np.searchsorted(places.cell, np.arange(len(labels) + 1)).tolist()
     named = np.array([label is not None for label in labels], dtype=bool)
     scored = np.flatnonzero((np.diff(first) >= LEAST) & named)
