@@ -12,8 +12,8 @@ import prismlm
 from prismlm.errors import InputError
 from prismlm.files import json_text
 from prismlm.lens import layout
-from prismlm.lens.labels.contexts import CATEGORIES, NAME_LENGTH, Label, marked, sample_places
-from prismlm.lens.labels.endpoint import PROMPTS, Endpoint, fenced, prompt
+from prismlm.lens.labels.contexts import NAME_LENGTH, Label, marked, sample_places
+from prismlm.lens.labels.endpoint import Endpoint
 from prismlm.lens.labels.write import (
     AFTER,
     BEFORE,
@@ -236,11 +236,3 @@ def test_names_from_an_endpoint_are_one_bounded_line(model, answers):
         assert 0 < len(value) <= 240
     assert len(row["name"]) <= NAME_LENGTH
     assert len(row["tags"]) == 1
-
-
-def test_prompts_have_every_category_and_text_cannot_leave_its_fence():
-    assert set(re.findall(r'^- "(.*?)":', PROMPTS["name"], re.MULTILINE)) == set(CATEGORIES)
-    text = fenced("a $name\nb")
-    inside = fenced(text + "\n# again")
-    assert inside.splitlines()[0] not in text
-    assert inside in prompt("name", data=inside)
