@@ -87,7 +87,6 @@ def test_characters_that_a_stream_cannot_encode_end_no_command(tmp_path, tiny_co
 @pytest.mark.parametrize(
     ("extra", "arguments"),
     [
-        ("map", ("map", "nowhere")),
         (
             "label",
             ("label", "nowhere", "--endpoint", "http://127.0.0.1:9", "--endpoint-model", "m"),

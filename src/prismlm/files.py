@@ -264,21 +264,15 @@ def from_json(kind: type[T], value: Any, where: str) -> T:
         raise FormatError(f"{where} cannot be read: {error}. Build it again.") from error
 
 
-def check_json(value: Any, kind: Any, where: str) -> None:
-    """Raise FormatError unless a JSON value matches a type, or a dict or list of types."""
-    if isinstance(kind, dict):
-        check_json(value, dict[str, Any], where)
-        for name, item in kind.items():
-            check_json(value.get(name), item, f"{where}: {name}")
-    elif isinstance(kind, list):
-        check_json(value, list[Any], where)
-        for item in value:
-            check_json(item, kind[0], where)
-    elif not _is(value, kind):
-        raise FormatError(
-            f"{where} is {shown(value)}, which is of the wrong type. Put back the file that was "
-            "written, or build it again."
-        )
+def check_json(value: Any, types: Mapping[str, Any], where: str) -> None:
+    """Raise FormatError unless a value is a JSON object with values of these types."""
+    record: dict[str, Any] = value if isinstance(value, dict) else {}
+    for name, kind in types.items():
+        if not _is(record.get(name), kind):
+            raise FormatError(
+                f"{where}: {name} is {shown(record.get(name))}, which is of the wrong type. Put "
+                "back the file that was written, or build it again."
+            )
 
 
 def _is(value: Any, kind: Any) -> bool:

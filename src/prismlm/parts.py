@@ -174,7 +174,7 @@ def _threads(workers: int) -> int:
 
 def _ray(work: Work, count: int, workers: int, gpus: bool, task: Task) -> None:
     import ray
-    from ray.exceptions import RayActorError, RayError, RayTaskError
+    from ray.exceptions import RayError, RayTaskError
     from ray.util import ActorPool
 
     class Worker:
@@ -202,13 +202,9 @@ def _ray(work: Work, count: int, workers: int, gpus: bool, task: Task) -> None:
     except RayTaskError as error:
         raise error.cause from None
     except RayError as error:
-        if isinstance(error, RayActorError) and error.actor_init_failed:
-            why = str(error).strip().splitlines()[-1]
-            raise PrismError(
-                f"a worker could not start ({why}): install the same prismlm on every machine of "
-                "the cluster, with what it needs."
-            ) from error
-        raise PrismError(KILLED) from error
+        # It may also have been unable to start, for want of this package.
+        why = str(error).strip().splitlines()[-1]
+        raise PrismError(f"{KILLED} Ray says: {why}") from error
     finally:
         if started:
             ray.shutdown()

@@ -74,11 +74,8 @@ def bootstrap(
     s, w = (np.asarray(a, dtype=np.float64) for a in parts)
     s, w = (a[:, None] if a.ndim == 1 else a for a in (s, w))
     signs = np.asarray(coefficients, dtype=np.float64)
-    if not s.size or s.shape != w.shape or s.shape[1:] != signs.shape:
-        raise InputError(
-            f"sums {list(s.shape)}, weights {list(w.shape)} and {len(signs)} coefficients: "
-            "expected [texts, C] twice, at least one text, and C of them."
-        )
+    if not s.size:
+        raise InputError("there are no texts to resample: expected at least one text.")
 
     def statistic(texts: np.ndarray) -> np.ndarray:
         total = np.zeros(texts.shape[:-1])
