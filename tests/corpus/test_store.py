@@ -1,11 +1,12 @@
 import pickle
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from prismlm.corpus import Corpus
+from prismlm.corpus import Corpus, tables
 from prismlm.errors import FormatError, InputError
 from prismlm.files import read_json, write_json
 from tests.helpers.records import RECORDS
@@ -45,6 +46,15 @@ def test_tokens_across_shards(corpus):
             corpus.tokens(start, 2)
     expected = np.repeat(np.arange(len(corpus)), corpus.lengths)
     assert [corpus.document_at(p) for p in range(corpus.num_tokens)] == expected.tolist()
+
+
+def test_several_threads_read_the_same_corpus(corpus, monkeypatch):
+    monkeypatch.setattr(tables, "CACHED_ROW_GROUPS", 1)
+    opened = Corpus.open(corpus.path)
+    drawn = np.random.default_rng(0).integers(len(corpus), size=800).tolist()
+    with ThreadPoolExecutor(8) as pool:
+        read = list(pool.map(opened.text, drawn))
+    assert read == [RECORDS[number]["text"] for number in drawn]
 
 
 def test_spans_recover_the_text_of_every_token(corpus):

@@ -42,9 +42,17 @@ def test_training_and_saving_keep_the_fingerprint(tokenizer, tmp_path):
     assert fingerprint(loaded) != fingerprint(tokenizer)
 
 
+WORDS = models.WordLevel({"<unk>": 0, "a": 1, "b": 2, "</s>": 3}, unk_token="<unk>")
+
+
+def test_an_end_token_that_is_not_marked_special_is_text_too():
+    backend = Tokenizer(WORDS)
+    backend.add_tokens(["</s>"])
+    assert 3 not in text_encoder(backend, "</s>").encode("a</s>b", add_special_tokens=False).ids
+
+
 def test_tokenizers_that_cannot_be_used(tmp_path):
-    backend = Tokenizer(models.WordLevel({"<unk>": 0, "a": 1}, unk_token="<unk>"))
-    PreTrainedTokenizerFast(tokenizer_object=backend).save_pretrained(tmp_path)
+    PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WORDS)).save_pretrained(tmp_path)
     with pytest.raises(InputError, match="no end-of-text token"):
         load_tokenizer(tmp_path)
     (tmp_path / "empty").mkdir()
