@@ -25,7 +25,6 @@ from benchmarks.attribution.judges.passages import (
     Method,
     Prediction,
     halves,
-    mean_with_error,
 )
 from benchmarks.attribution.judges.retraining import linear_datamodeling
 from benchmarks.attribution.methods.baselines import AtRandom, ByWords, NearestStates, SameToken
@@ -36,6 +35,7 @@ from benchmarks.attribution.methods.setting import Setting, read_positions
 from benchmarks.attribution.model_bank import open_bank, read_predictions
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
+from benchmarks.shared.over_seeds import mean_with_error
 from prismlm.explain.attribution import TEMPERATURE
 from prismlm.files import read_json, write_json
 from prismlm.layers import PrototypeHead

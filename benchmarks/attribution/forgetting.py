@@ -18,12 +18,17 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedModel
 
-from benchmarks.attribution.judges.passages import PassageBank, Prediction, best, mean_with_error
+from benchmarks.attribution.judges.passages import PassageBank, Prediction, best
 from benchmarks.attribution.judges.retraining import forgetting
-from benchmarks.attribution.model_bank import open_bank, read_predictions
-from benchmarks.attribution.small_models import SmallTraining, log_probabilities
+from benchmarks.attribution.model_bank import (
+    SmallTraining,
+    log_probabilities,
+    open_bank,
+    read_predictions,
+)
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
+from benchmarks.shared.over_seeds import mean_with_error
 from prismlm.explain.attribution import TEMPERATURE
 from prismlm.files import write_json
 

@@ -24,7 +24,6 @@ from benchmarks.attribution.judges.passages import (
     best,
     document_recall,
     halves,
-    mean_with_error,
 )
 from benchmarks.attribution.judges.tail_patch import PatchGains, tail_patch
 from benchmarks.attribution.methods.baselines import AtRandom, ByWords, NearestStates, SameToken
@@ -43,6 +42,7 @@ from benchmarks.attribution.questions import (
 )
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
+from benchmarks.shared.over_seeds import mean_with_error
 from prismlm.files import read_json, write_json
 from prismlm.lens.cells import Cells
 from prismlm.lens.layout import find_lens, read_meta
@@ -176,7 +176,6 @@ def patched(setting: Setting, method: Method) -> dict[str, Any]:
         "all": described(gains),
         "report": described(PatchGains(gains.gain[~searched], gains.specific[~searched])),
         "gains": gains.gain.tolist(),
-        "specifics": gains.specific.tolist(),
     }
 
 

@@ -22,10 +22,10 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.attribution.judges.passages import mean_with_error
-from benchmarks.attribution.small_models import SmallTraining
+from benchmarks.attribution.model_bank import SmallTraining
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
+from benchmarks.shared.over_seeds import mean_with_error
 from prismlm.explain.attribution import TEMPERATURE
 from prismlm.files import read_json, write_json
 

@@ -48,7 +48,6 @@ def time_generation(lm: prismlm.PrismLM) -> dict[str, Any]:
         if name != "plain"
     }
     return {
-        "model_type": lm.model.config.model_type,
         "parameters": sum(p.numel() for p in lm.model.parameters()),
         "prototypes": lm.head.num_prototypes,
         "prototypes_per_token": lm.head.prototypes_per_token,

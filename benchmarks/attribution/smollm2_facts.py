@@ -30,16 +30,16 @@ from benchmarks.attribution.judges.passages import (
     Prediction,
     answer_scores,
     best,
-    mean_with_error,
 )
 from benchmarks.attribution.judges.retraining import forgetting
 from benchmarks.attribution.methods.setting import Setting, model_setting
+from benchmarks.attribution.model_bank import fit, log_probabilities
 from benchmarks.attribution.planted_facts import STATEMENTS, invent_facts
 from benchmarks.attribution.planted_model import HELDOUT_FRACTION, plant_kind, write_documents
 from benchmarks.attribution.questions import fact_questions
-from benchmarks.attribution.small_models import fit, log_probabilities
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
+from benchmarks.shared.over_seeds import mean_with_error
 from prismlm.corpus import Corpus, build_corpus, sample_path
 from prismlm.corpus.documents import Document
 from prismlm.corpus.layout import is_held_out

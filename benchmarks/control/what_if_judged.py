@@ -19,7 +19,6 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from scipy import sparse
 from scipy.optimize import linprog, minimize_scalar
-from scipy.stats import rankdata
 
 import prismlm
 from benchmarks.attribution.retrieval import BM25
@@ -29,13 +28,14 @@ from benchmarks.shared.options import RESULTS, script_options
 from prismlm.demo.texts import pairs_path
 from prismlm.explain import what_if
 from prismlm.files import read_json, write_json
+from prismlm.statistics import spearman
 from prismlm.training import AttachOptions, FitOptions, attach, tuning
 from prismlm.training.tuning import write_adapter
 
 HEAD = FitOptions(prototypes=512, prototypes_per_token=16, weights="fitted")
 POWERS, DRAWS, LEVEL = (1, 2, 3, 4, 5), 200, 0.9
 # Of these, by how much evidence is ahead of the others.
-COMPARED = ("rank_all", "rank_own", "rank_in_set", "explained")
+COMPARED = ("rank_all", "rank_own", "explained")
 Fit = Callable[[float], np.ndarray]
 
 
@@ -172,13 +172,6 @@ def quantile_line(size: np.ndarray, error: np.ndarray, level: float) -> list[flo
     return [round(float(a - minus_a), 4), round(float(b - minus_b), 4)]
 
 
-def correlation(x: np.ndarray, y: np.ndarray) -> float:
-    """Return the mean of Spearman's correlations of rows, [n, m] each; of equal values, 0."""
-    x, y = (rankdata(each.round(9), axis=1) - (each.shape[1] + 1) / 2 for each in (x, y))
-    sizes = np.sqrt((x * x).sum(1) * (y * y).sum(1))
-    return float(np.mean((x * y).sum(1) / np.maximum(sizes, 1e-12)))
-
-
 def judged(method: Fit, bank: Bank) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Return what is fitted on one half of the documents, and the figures on the other.
 
@@ -196,7 +189,7 @@ def judged(method: Fit, bank: Bank) -> tuple[dict[str, Any], dict[str, np.ndarra
     ]
     calibration = {"scale": round(factor, 4), "low": lines[0], "high": lines[1]}
     low, high = (a + b * size for a, b in lines)
-    within, whole = (low <= error) & (error <= high), np.array([n[0] != "t" for n in bank.names])
+    within = (low <= error) & (error <= high)
     # Forms of the estimates were chosen with the first partition's.
     later = np.array([not name.startswith("tenth-0-") for name in bank.names])
 
@@ -204,16 +197,14 @@ def judged(method: Fit, bank: Bank) -> tuple[dict[str, Any], dict[str, np.ndarra
         x, y, own = (every[:, questions] for every in (mean, bank.true, bank.own))
         inside, moves = within[:, questions], bool(size.any())
         ranks: dict[str, float] = {}
-        for name, of in {"all": own | True, "own": own, "others": ~own}.items():
-            ranks[f"rank_{name}"] = correlation(x[of][None], y[of][None])
-        ranks["rank_in_set"] = correlation(x, y)
+        for name, of in {"all": own | True, "own": own}.items():
+            ranks[f"rank_{name}"] = spearman(x[of].round(9), y[of].round(9))[0]
         return ranks | {
             "slope": float((x * y).sum() / (x * x).sum()) if moves else 0.0,
             "explained": float(1 - ((y - x) ** 2).sum() / (y**2).sum()),
             "explained_later": float(1 - ((y - x)[later] ** 2).sum() / (y[later] ** 2).sum()),
             "coverage": float(inside.mean()),
             "coverage_own": float(inside[own].mean()),
-            "coverage_sources": float(inside[whole].mean()) if whole.any() else 0.0,
             "width": float((high - low)[:, questions].mean()),
             "width_own": float((high - low)[:, questions][own].mean()),
         }

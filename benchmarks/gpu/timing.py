@@ -21,7 +21,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 from transformers import GPT2LMHeadModel
 
-from benchmarks.prototype_mixer.timing_forms import autocast
+from benchmarks.prototype_mixer.timing import autocast
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import script_options
 from benchmarks.shared.turns import in_turns, milliseconds, ratios

@@ -92,10 +92,7 @@ def measure(work: Path, tokens: int, parts: int) -> dict[str, Any]:
         "LARGE": tokens // (parts + 1) if parts else tokens,
         "MAX_PARTS": max(1, parts),
     }
-    log, run = work / "memory", suffixes._run
-    measured = ["/usr/bin/time", "-f", "%M", "-a", "-o", log.resolve()]
-    with patch.multiple(suffixes, **sizes), patch.object(suffixes, "_run") as patched:
-        patched.side_effect = lambda command, where: run([*measured, *command], where)
+    with patch.multiple(suffixes, **sizes):
         for number in range(suffixes.count_parts(corpus, "all")):
             suffixes.write_part(directory, corpus, "all", number)
         suffixes.finish(directory, corpus, "all")
@@ -110,12 +107,8 @@ def measure(work: Path, tokens: int, parts: int) -> dict[str, Any]:
     row["longest_prefix_ms"] = percentiles(lambda: search.longest_prefix, long)
     row["first_five_ms"] = percentiles(lambda: partial(search.find, limit=5), short)
     if parts:
-        row["memory_mb"] = max(map(int, log.read_text().split())) / 1000
-        log.unlink()
-        opened, ids = (
-            engine(directory, parts),
-            [q.astype(">u2").view("<u2").tolist() for q in short],
-        )
+        opened = engine(directory, parts)
+        ids = [q.astype(">u2").view("<u2").tolist() for q in short]
         row["engine_count_ms"] = percentiles(lambda: opened, ids)
     del search
     row["cold_count_ms"] = percentiles(lambda: evicted(directory), short[:COLD], perf_counter)

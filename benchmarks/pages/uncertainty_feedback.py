@@ -11,13 +11,15 @@ from benchmarks.shared.over_seeds import Figures, differences, spread
 from benchmarks.shared.pages import ranged
 from benchmarks.uncertainty_feedback import smollm2
 from benchmarks.uncertainty_feedback.checks import FED
-from benchmarks.uncertainty_feedback.measure import LITERAL, SWEEP, TRAIN
-from benchmarks.uncertainty_feedback.validation import (
+from benchmarks.uncertainty_feedback.measure import (
+    LITERAL,
     NEUTRAL,
     OWN,
     PLAIN,
     PREVIOUS,
     SHUFFLED,
+    SWEEP,
+    TRAIN,
     ZERO,
 )
 

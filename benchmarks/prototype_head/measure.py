@@ -53,18 +53,9 @@ def main() -> None:
     parser.add_argument("corpus", type=Path)
     parser.add_argument("part", choices=PARTS)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--only", nargs="*", help="names of recipes")
-    parser.add_argument("--steps", type=int, help="fewer, to try it out")
-    parser.add_argument("--set", nargs="*", default=[], help="KEY=VALUE, as of prismlm train")
     args = parser.parse_args()
     common: Settings = {"corpus": str(args.corpus), "seed": args.seed}
-    if args.steps:
-        common |= {"steps": args.steps, "head": {"initialise_at_step": args.steps // 2}}
-    methods = {
-        name: merged(settings, common)
-        for name, settings in recipes(RECIPES, args.set).items()
-        if not args.only or name in args.only
-    }
+    methods = {name: merged(own, common) for name, own in recipes(RECIPES, []).items()}
     for (kind, name), settings in chosen(args.part, methods).items():
         path = args.out / f"{kind}-{slug(name)}-{args.seed}.json"
         if path.is_file():

@@ -89,7 +89,7 @@ def study(models: list[Loaded], corpus: Corpus) -> Row:
     train = Sequences(corpus, "train", max_tokens=TRAIN_TOKENS)
     heldout = Sequences(corpus, "heldout")
     gates = TokenGates.from_activations(write_gates(first, train), first.model.config.vocab_size)
-    concepts, passed_over, cases = choose_concepts(first, gates, heldout)
+    concepts, cases = choose_concepts(first, gates, heldout)
     tested = [concept_row(first, c, cases[c.name]) for c in concepts]
     lives = half_lives(first.model)
     return {
@@ -111,7 +111,6 @@ def study(models: list[Loaded], corpus: Corpus) -> Row:
         "channels": unselected(first, gates),
         "concepts": tested,
         "overall": overall(tested),
-        "passed_over": passed_over,
         "models": [words_in(loaded, concepts, train, heldout) for loaded in models],
         "locality": locality(first, heldout),
         "measures": {
@@ -136,15 +135,12 @@ def cases_of(
 
 def choose_concepts(
     loaded: Loaded, gates: TokenGates, heldout: Sequences
-) -> tuple[list[Concept], int, dict[str, tuple[Probe, ...]]]:
-    """Return the first concepts with enough held-out cases, how many had too few, and cases."""
+) -> tuple[list[Concept], dict[str, tuple[Probe, ...]]]:
+    """Return the first concepts with enough held-out cases, and cases."""
     candidates = propose_concepts(gates, loaded.tokenizer, count=8 * CONCEPTS)
     cases = cases_of(loaded, candidates, heldout)
     enough = [c for c in candidates if len(cases[c.name]) >= MINIMUM_CASES]
-    chosen = enough[:CONCEPTS]
-    complete = len(chosen) == CONCEPTS
-    seen = candidates.index(chosen[-1]) + 1 if complete else len(candidates)
-    return chosen, seen - len(chosen), cases
+    return enough[:CONCEPTS], cases
 
 
 def concept_row(loaded: Loaded, concept: Concept, cases: tuple[Probe, ...]) -> Row:

@@ -29,16 +29,6 @@ def processor() -> str:
     return platform.processor() or platform.machine()
 
 
-def machine(device: str) -> dict[str, Any]:
-    """Return which processor or GPU it ran on."""
-    return {
-        "machine": f"{platform.machine()}, {os.cpu_count()} × {processor()}"
-        if device == "cpu"
-        else torch.cuda.get_device_name(),
-        "capability": torch.backends.cpu.get_cpu_capability(),
-    }
-
-
 def environment(device: str = "cpu") -> dict[str, Any]:
     """Return what ran a benchmark, when and on what; the load is that of the last 15 minutes."""
     named = "CPU" if device == "cpu" else torch.cuda.get_device_name(device)

@@ -74,5 +74,10 @@ def spread(values: Iterable[float], form: str = ".3g") -> str:
 
 def paired(left: Any, right: Any) -> dict[str, float]:
     """Return the mean of the differences, and its standard error."""
-    apart = np.array(left) - np.array(right)
-    return {"mean": float(apart.mean()), "error": float(apart.std(ddof=1) / len(apart) ** 0.5)}
+    return mean_with_error(np.array(left) - np.array(right))
+
+
+def mean_with_error(values: np.ndarray) -> dict[str, float]:
+    """Return the mean and its standard error."""
+    error = float(values.std(ddof=1) / np.sqrt(len(values)))
+    return {"mean": float(values.mean()), "error": error}

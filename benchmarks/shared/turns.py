@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from benchmarks.shared.environment import environment, machine
+from benchmarks.shared.environment import environment
 from benchmarks.shared.options import script_options
 from prismlm.allocator import keep_freed_memory
 from prismlm.files import read_json, write_json
@@ -133,6 +133,6 @@ def run_parts(
             for dtype in dtypes
             for row in parts[part](Setting(sizes, args.rounds, args.device, dtype))
         ]
-        where = environment() | machine(args.device)
-        result["parts"][part] = {"environment": where, "rounds": args.rounds, "rows": rows}
+        where = {"environment": environment(args.device), "rounds": args.rounds}
+        result["parts"][part] = where | {"rows": rows}
         write_json(args.out, result)

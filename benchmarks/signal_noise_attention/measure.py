@@ -74,7 +74,6 @@ def main() -> None:
         __doc__, PARTS, work="signal-noise-runs", out=RESULTS / "signal_noise_attention"
     )
     parser.add_argument("texts", type=Path, nargs="*", help="what the corpus is built from")
-    parser.add_argument("--only", nargs="*", choices=VARIANTS, metavar="VARIANT")
     parser.add_argument("--steps", type=int, default=STEPS)
     args = parser.parse_args()
     if (args.part == "corpus") != bool(args.texts):
@@ -90,7 +89,7 @@ def main() -> None:
         write_json(RESULTS / "stories.json", described)
         return
     torch.set_num_threads(args.threads)
-    for variant in args.only or VARIANTS:
+    for variant in VARIANTS:
         name = f"{slug(variant)}-{args.seed}"
         settings = recipe_of(variant, args.corpus, args.seed, args.steps)
         run = {"variant": variant, "corpus": described}

@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from benchmarks.prototype_mixer.timing_forms import (
+from benchmarks.prototype_mixer.timing import (
     autocast,
     generation,
     inference_model,

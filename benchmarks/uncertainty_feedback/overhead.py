@@ -55,9 +55,6 @@ def main() -> None:
         "prefill": prefill(plain, fed, ids, args),
         "step": step(plain, fed, ids, args),
     }
-    where = environment()
-    if args.device == "cuda":
-        where["machine"] = torch.cuda.get_device_name()
     model = {name: getattr(args, name) for name in ("width", "layers", "vocabulary", "levels")}
     model["parameters"] = sum(p.numel() for p in plain.parameters())
     model["table"] = feedback_of(fed).embedding.weight.numel()
@@ -69,7 +66,7 @@ def main() -> None:
             for part, turn in turns.items()
         },
         "milliseconds": {part: milliseconds(turn) for part, turn in turns.items()},
-        "environment": where,
+        "environment": environment(args.device),
     }
     write_json(args.out, result)
     for part, forms in result["timed"].items():

@@ -7,7 +7,8 @@ import torch
 import torch.nn.functional as F
 from transformers import AutoModelForCausalLM
 
-from benchmarks.uncertainty_feedback import smollm2, validation
+from benchmarks.uncertainty_feedback import measure as validation
+from benchmarks.uncertainty_feedback import smollm2
 from benchmarks.uncertainty_feedback.smollm2 import NONE, OWN, SHUFFLED
 from prismlm.corpus import Corpus
 from prismlm.corpus.windows import WindowBatch

@@ -11,6 +11,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from benchmarks.attribution.forgetting import kept_trainings
 from benchmarks.attribution.judges.passages import PassageBank, Prediction
+from benchmarks.attribution.model_bank import SmallTraining, log_probabilities
 from benchmarks.attribution.planted_facts import (
     describe,
     described_question,
@@ -20,7 +21,6 @@ from benchmarks.attribution.planted_facts import (
     plant_in_documents,
 )
 from benchmarks.attribution.retrieval import words
-from benchmarks.attribution.small_models import SmallTraining, log_probabilities
 from benchmarks.attribution.smollm2_facts import LoraTeaching
 from prismlm.corpus.documents import Document
 from prismlm.corpus.layout import is_held_out

@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.prototype_head import measure as heads
 from benchmarks.prototype_mixer import four_models, tables
 from benchmarks.prototype_mixer import measure as mixers
 from benchmarks.shared.options import RESULTS
@@ -22,17 +21,6 @@ from tests.benchmarks.scripts import run
 
 def results_of(folder):
     return {path.stem: read_json(path) for path in sorted(folder.iterdir())}
-
-
-def test_a_head_is_trained_once_beside_its_control(tiny_corpus, tmp_path, monkeypatch, capsys):
-    words = [tiny_corpus, "methods", "--only", "detached", "--steps", 4, "--out", tmp_path, "--set"]
-    words += ["model.preset=llama-tiny", "head.prototypes=64", "data.length=64", "batch_size=4"]
-    run(heads, monkeypatch, *words, "device=cpu", "checkpoint.every=100")
-    row = results_of(tmp_path)["method-detached-0"]
-    assert row["quality"]["ce"] == row["control"]["ce"]
-    assert row["quality"]["tokens"] == row["control"]["tokens"] > 0
-    run(heads, monkeypatch, *words)
-    assert "is there" in capsys.readouterr().out
 
 
 def test_what_was_measured_has_the_recipe_of_its_script():

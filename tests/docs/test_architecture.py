@@ -23,11 +23,6 @@ def section(title):
     return PAGE.partition(f"## {title}\n")[2].partition("\n## ")[0]
 
 
-def contracts():
-    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
-    return settings["tool"]["importlinter"]["contracts"]
-
-
 def test_the_picture_is_of_the_imports():
     picture = re.search(r"flowchart TD\n(.*?)```", PAGE, re.DOTALL)[1]
     packages = {path.parent.name for path in (ROOT / "src" / "prismlm").glob("*/__init__.py")}
@@ -53,17 +48,16 @@ def test_the_picture_is_of_the_imports():
     assert imports - reached == {("explain", "pages")}
 
 
-def test_the_table_has_the_layers_of_the_import_rules():
+def test_the_table_and_the_exceptions_are_those_of_the_import_rules():
+    settings = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    contracts = settings["tool"]["importlinter"]["contracts"]
     cells = re.findall(r"^\| (`.*?) \|", section("What may import what"), re.MULTILINE)
-    listed = [re.findall(r"`(\w+)`", cell) for cell in cells]
-    rules = next(c["layers"] for c in contracts() if c["type"] == "layers")
+    rules = next(c["layers"] for c in contracts if c["type"] == "layers")
     # A layer in brackets may be missing.
     there = [r for r in rules if r[0] != "(" or (ROOT / "src" / "prismlm" / r.strip("()")).exists()]
+    listed = [re.findall(r"`(\w+)`", cell) for cell in cells]
     assert listed == [row.strip("()").split(" | ") for row in there]
-
-
-def test_the_exceptions_are_those_of_the_import_rules():
-    allowed = {line for c in contracts() for line in c.get("ignore_imports", [])}
+    allowed = {line for c in contracts for line in c.get("ignore_imports", [])}
     assert set(re.findall(r"`([\w.]+ -> [\w.]+)`", PAGE)) == allowed
 
 
@@ -77,12 +71,10 @@ def test_the_files_to_touch_exist():
         assert place.exists(), f"docs/architecture.md names {path}"
 
 
-def stations_of(title):
-    return re.findall(r"^\d+\. `([\w/]+\.py)`", section(title), re.MULTILINE)
-
-
-def entered_by(run):
-    """Return the files of the package that a call enters, in order."""
+def assert_entered(title, run):
+    """A call enters the files of the package that a section numbers, in order."""
+    stations = re.findall(r"^\d+\. `([\w/]+\.py)`", section(title), re.MULTILINE)
+    assert 5 <= len(stations) <= 10
     package, entered = f"{Path(prismlm.__file__).parent}{os.sep}", {}
 
     def note(frame, event, argument):
@@ -90,27 +82,21 @@ def entered_by(run):
         if event == "call" and file.startswith(package):
             entered.setdefault(Path(file.removeprefix(package)).as_posix())
 
+    # Once before, so that no module is imported on the way.
+    run("before")
     sys.setprofile(note)
     try:
-        run()
+        run("again")
     finally:
         sys.setprofile(None)
-    return list(entered)
-
-
-def test_the_way_of_explain_is_entered_station_by_station(tiny_model, capsys):
-    stations = stations_of("How explain runs")
-    assert 5 <= len(stations) <= 10
-    # Once before, so that no module is imported on the way.
-    explain(tiny_model, "Once upon a time")
-    entered = entered_by(lambda: explain(tiny_model, "Once upon a time"))
-    assert "Where it comes from" in capsys.readouterr().out
     assert [file for file in entered if file in stations] == stations
 
 
-def test_the_way_of_train_is_entered_station_by_station(tiny_corpus, tmp_path, capsys):
-    stations = stations_of("How train runs")
-    assert 5 <= len(stations) <= 10
+def test_the_way_of_explain_is_entered_station_by_station(tiny_model):
+    assert_entered("How explain runs", lambda _: explain(tiny_model, "Once upon a time"))
+
+
+def test_the_way_of_train_is_entered_station_by_station(tiny_corpus, tmp_path):
     settings = {
         "corpus": str(tiny_corpus),
         "model": {"preset": "llama-tiny", "num_hidden_layers": 1},
@@ -121,11 +107,10 @@ def test_the_way_of_train_is_entered_station_by_station(tiny_corpus, tmp_path, c
         "logging": {"tensorboard": False},
         "steps": 2,
     }
-    recipes = [tmp_path / "imported.yaml", tmp_path / "model.yaml"]
-    for recipe in recipes:
-        recipe.write_text(json.dumps(settings | {"out": str(tmp_path / recipe.stem)}))
-    # Once before, so that no module is imported on the way.
-    train(recipes[0])
-    entered = entered_by(lambda: train(recipes[1]))
-    assert "Perplexity on held-out text" in capsys.readouterr().out
-    assert [file for file in entered if file in stations] == stations
+
+    def run(name):
+        recipe = tmp_path / f"{name}.yaml"
+        recipe.write_text(json.dumps(settings | {"out": str(tmp_path / name)}))
+        train(recipe)
+
+    assert_entered("How train runs", run)

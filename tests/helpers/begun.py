@@ -13,11 +13,9 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from prismlm.corpus import Corpus, build_corpus, sample_path
-from prismlm.layers import PrototypeHead
-from prismlm.lens.build import IndexOptions, build_index
-from prismlm.models.seam import LogitMap
-from prismlm.models.sidecar import Sidecar, base_of, save_sidecar
+from prismlm.corpus import build_corpus, sample_path
+from prismlm.lens.build import IndexOptions, index
+from tests.helpers.mixer_models import save_with_head
 
 SPECIAL = ["<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>"]
 CHATML = (
@@ -79,17 +77,10 @@ def begun_model(directory: Path) -> Path:
         bos_token_id=tokenizer.bos_token_id, eos_token_id=tokenizer.eos_token_id,
         initializer_range=0.3,
     )  # fmt: skip
-    model = LlamaForCausalLM(config).eval()
-    head = PrototypeHead(32, 24, 4)
-    head.reset_parameters()
-    model.save_pretrained(place)
-    tokenizer.save_pretrained(place)
+    save_with_head(LlamaForCausalLM(config).eval(), tokenizer, place)
     pq.write_table(pa.Table.from_pylist(texts(40)), directory / "texts.parquet")
     corpus = build_corpus(directory / "texts.parquet", directory / "corpus", tokenizer=place)
-    provenance = {"corpus": {"name": corpus.name, "fingerprint": corpus.fingerprint}}
-    save_sidecar(place, Sidecar(head, LogitMap.of(model), base_of(model), provenance))
-    options = IndexOptions(contexts=4, window=WINDOW, stride=WINDOW // 2)
-    build_index(model, head, Corpus.open(corpus.path), place / "lens" / "own", options)
+    index(place, corpus, "own", IndexOptions(contexts=4, window=WINDOW, stride=WINDOW // 2))
     return place
 
 

@@ -1,13 +1,7 @@
 import pytest
 
-import prismlm
 from prismlm.lens.labels.contexts import Text
 from prismlm.models.sidecar import weight_of
-
-
-@pytest.fixture(scope="module")
-def lm(tiny_model):
-    return prismlm.load(tiny_model)
 
 
 @pytest.fixture(scope="module")

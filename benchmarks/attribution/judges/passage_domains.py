@@ -31,7 +31,6 @@ class DomainShare:
     own_share: float
     chance: float
     accuracy: float
-    chance_accuracy: float
     own_shares: dict[int, float] = field(repr=False)
     hits: dict[int, bool] = field(repr=False)
 
@@ -66,7 +65,6 @@ def passage_domain_share(
         own_share=float(own_shares.mean()),
         chance=float(base[right].mean()),
         accuracy=float(hits.mean()),
-        chance_accuracy=1 / len(names),
         own_shares=dict(zip(rows, own_shares.tolist(), strict=True)),
         hits=dict(zip(rows, hits.tolist(), strict=True)),
     )

@@ -138,12 +138,6 @@ def halves(count: int, seed: int) -> np.ndarray:
     return order < count // 2
 
 
-def mean_with_error(values: np.ndarray) -> dict[str, float]:
-    """Return the mean and its standard error."""
-    error = float(values.std(ddof=1) / np.sqrt(len(values)))
-    return {"mean": float(values.mean()), "error": error}
-
-
 def document_recall(
     scores: np.ndarray, planted: Sequence[np.ndarray], limit: int = 10
 ) -> np.ndarray:
