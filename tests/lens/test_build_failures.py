@@ -6,6 +6,7 @@ import shutil
 import signal
 from dataclasses import replace
 from functools import cache
+from multiprocessing import get_context
 from unittest.mock import patch
 
 import numpy as np
@@ -25,7 +26,7 @@ from prismlm.parts import Parts
 from prismlm.progress import Reporter
 from tests.helpers.file_limit import limit_files, limit_lifted_after
 from tests.helpers.interrupted import InterruptAfter
-from tests.helpers.kills import OPTIONS, index_in_child, make_corpus, make_model
+from tests.helpers.tiny_index import OPTIONS, make_corpus, make_model
 from tests.lens.test_build import assert_same_lens
 
 
@@ -120,8 +121,10 @@ def test_what_is_finished_is_not_made_again_after_a_kill(
     many = {"range_bytes": 20_000, "codes": codes}
     expected = whole(**many)
     kill = InterruptAfter(2, lambda: os.kill(os.getpid(), signal.SIGKILL), work)
-    child = index_in_child(lambda: build(progress=kill, **many))
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == -signal.SIGKILL
+    child = get_context("fork").Process(target=build, kwargs={"progress": kill, **many})
+    child.start()
+    child.join()
+    assert child.exitcode == -signal.SIGKILL
     partial = Parts(tmp_path / "lens", 1).path
     before = {path: path.stat().st_mtime_ns for path in partial.glob("[!.]*/*")}
     assert {path.parent.name.split("-")[0] for path in before} == finished

@@ -18,7 +18,7 @@ from prismlm.lens.layout import read_meta
 from prismlm.lens.options import IndexOptions
 from prismlm.parts import Parts
 from tests.helpers.interrupted import wait_for
-from tests.helpers.kills import save_model
+from tests.helpers.tiny_index import save_model
 from tests.lens.test_build import assert_same_lens
 
 OPTIONS = IndexOptions(contexts=4, window=32, positions=0.5)

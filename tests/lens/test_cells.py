@@ -35,12 +35,12 @@ def random_states(count, width, seed=0):
     return normalize(torch.randn(count, width, generator=generator)).numpy()
 
 
-def random_records(count, seed=0, codes=None, tokens=2**63):
+def random_records(count, seed=0, codes=None):
     """Records as a scan yields them, in the code of ``codes``, by default int8."""
     generator = np.random.default_rng(seed)
     codes = codes or Int8Codes()
     name = "int8" if isinstance(codes, Int8Codes) else "pq"
-    cells = cells_format(WIDTH, VOCABULARY, tokens, name)
+    cells = cells_format(WIDTH, VOCABULARY, 2**63, name)
     records = np.empty(count, spooled_type(cells))
     records["cell"] = generator.integers(CELLS, size=count)
     records["token"] = generator.integers(VOCABULARY, size=count)
@@ -51,12 +51,12 @@ def random_records(count, seed=0, codes=None, tokens=2**63):
     return records
 
 
-def write(directory, records, parts, codes="int8", tokens=2**63, range_bytes=2**30):
+def write(directory, records, parts, codes="int8"):
     """Write the records of two parts, cut at the given places."""
     directory.mkdir()
-    split, meta = np.split(records, parts), cells_format(WIDTH, VOCABULARY, tokens, codes)
+    split, meta = np.split(records, parts), cells_format(WIDTH, VOCABULARY, 2**63, codes)
     runs = [write_run(directory / f"{n}", split[n::2], records.dtype, CELLS) for n in range(2)]
-    entry = write_cells(directory, runs, meta, range_bytes)
+    entry = write_cells(directory, runs, meta)
     for run in runs:
         assert (np.diff(layout.map_file(run.path, run.dtype)["cell"]) >= 0).all()
         run.path.unlink()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -156,17 +155,16 @@ class OpenedModel:
         longest = self.context_length
         if limit is None or (longest is not None and longest < limit):
             limit, reader = longest, None
-        reader, most = reader or self.path.name, math.inf if limit is None else limit
         ids = torch.tensor([self.tokens_of(text, room)])
         length = ids.shape[1]
-        if length + room > most:
-            left = most - length
+        if limit is not None and length + room > limit:
+            left = limit - length
             advice = (
                 f"shorten it by {room - left} tokens" if left < 1 else f"generate at most {left}"
             )
             raise TooLongError(
                 f"the text has {length} tokens{f' and {room} to generate' if room else ''}, and "
-                f"{reader} reads {most}: {advice}."
+                f"{reader or self.path.name} reads {limit}: {advice}."
             )
         return ids.to(self.model.device)
 

@@ -1,14 +1,7 @@
-"""An index in a process of its own that is forked from this one, so that starting it costs nothing.
-
-The child runs the real thing on real files; only the imports are shared with the tests.
-"""
+"""A corpus of random words and an untrained model, to be indexed over and over."""
 
 import json
-import os
 import random
-import signal
-import sys
-import traceback
 
 import torch
 
@@ -58,27 +51,3 @@ def save_model(directory):
     corpus.tokenizer.save_pretrained(directory / "model")
     save_sidecar(directory / "model", Sidecar(head, LogitMap.of(model), base_of(model), {}))
     return directory / "model", corpus.path
-
-
-def index_in_child(work):
-    """Start ``work()`` in a forked process and return its id."""
-    child = os.fork()
-    if child:
-        return child
-    code = 1
-    # Threads of tokenizers and OpenMP do not survive a fork; the child must not wait for them.
-    os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    try:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            default = signal.default_int_handler if number == signal.SIGINT else signal.SIG_DFL
-            signal.signal(number, default)
-        work()
-        code = 0
-    except KeyboardInterrupt as stop:
-        sys.stderr.write(f"{stop}\n")
-        code = getattr(stop, "exit_code", 1)
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stderr.flush()
-        os._exit(code)
