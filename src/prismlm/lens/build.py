@@ -97,7 +97,6 @@ def index(
     reader, sidecar = checkpoint.model, checkpoint.sidecar
     options = options_for(reader, options or IndexOptions(), Path(model))
     check_tokenizer_of(opened, checkpoint.tokenizer, Path(model).resolve().name)
-    check_index(reader, opened, options)
     trained = sidecar.provenance.get("corpus")
     fingerprint = trained.get("fingerprint") if isinstance(trained, dict) else None
     same = None if fingerprint is None else fingerprint == opened.fingerprint
