@@ -145,6 +145,7 @@ def build_index(
         parts.check(run, overwrite=overwrite)
         with writing(part, wait=not merge):
             if not part.is_dir():
+                check_lens(out, overwrite=overwrite)  # another process may have written it
                 _make_part(source, parts, run, progress)
         if not merge:
             return None
