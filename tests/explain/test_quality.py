@@ -7,9 +7,9 @@ import pytest
 import torch
 
 import prismlm
-from benchmarks.attach.frontier import measure_states
 from prismlm.corpus import Corpus
-from prismlm.explain.quality import measure_quality
+from prismlm.explain.prediction import OutputLayer
+from prismlm.explain.quality import measure_quality, quality_of
 from prismlm.layers import PrototypeHead
 from prismlm.lens.options import IndexOptions
 from prismlm.lens.scan import read_states
@@ -23,6 +23,12 @@ def identity():
     embedding.weight.data = torch.eye(2)
     model.get_output_embeddings = lambda: embedding
     return model
+
+
+def measure_states(model, head, states):
+    """Return the figures of stored states and their next tokens."""
+    output = OutputLayer.from_model(model, LogitMap())
+    return quality_of(output, head, ((z, output.logits(z), tokens) for z, tokens in states))
 
 
 def test_figures_by_hand():

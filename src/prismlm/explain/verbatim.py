@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cache
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -23,7 +23,8 @@ MIN_SPAN = 5
 SPAN_PLACES = 5
 
 
-class VerbatimSpan(NamedTuple):
+@dataclass(frozen=True)
+class VerbatimSpan:
     """A span of a text that occurs in the corpus, and lies in no longer one that does."""
 
     start: int  # its first token, counted from 0 in the text
@@ -39,7 +40,7 @@ class Quote:
     """The text of a verbatim span, and doc_id, title, source, license and position of places."""
 
     text: str
-    start: int  # this and the next three as of VerbatimSpan
+    start: int  # these as of VerbatimSpan
     length: int
     count: int
     rarity: float
@@ -65,8 +66,8 @@ def quotes(
         return {name: facts[name] for name in names} | {"position": position}
 
     return [
-        Quote(text, *span[:4], tuple(map(place, span.positions)))
-        for text, span in list(distinct.items())[:limit]
+        Quote(text, s.start, s.length, s.count, s.rarity, tuple(map(place, s.positions)))
+        for text, s in list(distinct.items())[:limit]
     ]
 
 

@@ -205,7 +205,7 @@ def _members_of_category(name: str, lens: Lens | None) -> list[int]:
         )
     members = [i for i, category in enumerate(lens.categories) if category == name]
     if not members:
-        known = sorted(set(lens.categories) - {None})
+        known = sorted({category for category in lens.categories if category})
         hint = f"it has {', '.join(known[:MAX_CATEGORIES_LISTED])}.{suggest(name, known)}"
         if not known:
             hint = "it has no categories yet. Run `prismlm label`, or name prototypes by number."
