@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 from torch import Tensor, nn
 from transformers import (
     AutoConfig,
@@ -36,7 +36,7 @@ from prismlm.errors import (
 )
 from prismlm.files import read_json
 from prismlm.models.device import BALANCED, Placement, hold_embeddings
-from prismlm.models.seam import output_embedding, sees_ahead, verify_logit_map
+from prismlm.models.seam import lacks, output_embedding, sees_ahead, verify_logit_map
 from prismlm.models.sidecar import HEAD_FILE, Sidecar, check_belongs, load_sidecar
 from prismlm.models.uncertainty_feedback import UNCERTAINTY_FILE, has_uncertainty, load_uncertainty
 
@@ -200,11 +200,8 @@ def _check_loaded(directory: Path, model: Any, info: dict[str, Any], has_adapter
 
 
 def _keys(file: Path) -> list[str]:
-    try:
-        with safe_open(file, "pt") as opened:
-            return list(opened.keys())
-    except (SafetensorError, OSError) as error:
-        raise FormatError(f"{file} cannot be read: {error}.") from error
+    with safe_open(file, "pt") as opened:
+        return list(opened.keys())
 
 
 def refuse_adapter_alone(directory: Path) -> None:
@@ -289,7 +286,8 @@ def read_output_layer(directory: Path) -> Checkpoint:
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(config, trust_remote_code=False).eval()
         tokenizer = AutoTokenizer.from_pretrained(directory, trust_remote_code=False)
-    keys = {key: file for file in sorted(directory.glob("*.safetensors")) for key in _keys(file)}
+        files = sorted(directory.glob("*.safetensors"))
+        keys = {key: file for file in files for key in _keys(file)}
     for module in (output_embedding(model), _last_norm(model)):
         if module is not None:
             _fill(model, module, keys, directory)
@@ -301,10 +299,7 @@ def final_norm(model: PreTrainedModel) -> nn.Module:
     """Return the norm between the last layer and the output embedding."""
     norm = _last_norm(model)
     if norm is None:
-        raise InputError(
-            f"{type(model).__name__} has no recognisable final norm: apply it yourself, and pass "
-            "the states with normalised=True."
-        )
+        raise lacks(model, "recognisable final norm", "apply it, and pass normalised=True")
     return norm
 
 

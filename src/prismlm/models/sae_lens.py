@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, cast, get_args
+from typing import Any, cast
 
 import torch
 from sae_lens import SAE, SAEConfig, register_sae_class
 from sae_lens.saes.sae import SAEMetadata
 from torch import Tensor, nn
 
-from prismlm.layers.prototype_head import PrototypeHead, Weights
+from prismlm.layers import PrototypeHead
 from prismlm.ops import prototype_head as ops
 from prismlm.ops.prototype_head.routing import unit_rows
 
@@ -60,7 +60,6 @@ class PrototypeSAE(SAE[PrototypeSAEConfig]):
 
     def initialize_weights(self) -> None:
         """Allocate the prototypes."""
-        assert self.cfg.weights in get_args(Weights)
         zeros = partial(torch.zeros, dtype=self.dtype, device=self.device)
         self.W_dec = nn.Parameter(zeros(self.cfg.d_sae, self.cfg.d_in))
         self.b_dec = nn.Parameter(zeros(self.cfg.d_in))

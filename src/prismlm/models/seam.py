@@ -23,10 +23,10 @@ READABLE = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 CACHES = ("past_key_values", "cache_params")
 
 
-def lacks(model: nn.Module, what: str) -> InputError:
+def lacks(model: nn.Module, what: str, way_out: str = "choose another model") -> InputError:
     """Return the error for a model of the wrong kind."""
     kind = getattr(getattr(model, "config", None), "model_type", None) or type(model).__name__
-    return InputError(f"a model of type {kind!r} has no {what}: choose another model.")
+    return InputError(f"a model of type {kind!r} has no {what}: {way_out}.")
 
 
 @dataclass(frozen=True)

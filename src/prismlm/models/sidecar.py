@@ -162,11 +162,11 @@ def _read_head(path: Path, prototypes_per_token: int, weights: Weights) -> Proto
     try:
         tensors = load_file(str(path))
         prototypes, scale = tensors["prototypes"], tensors["scale"].item()
-    except (KeyError, RuntimeError, SafetensorError) as error:
-        raise FormatError(f"the head {path} cannot be read: {error}.") from error
-    if prototypes.ndim != 2 or not torch.isfinite(prototypes).all() or not prototypes.any():
-        raise FormatError(f"{path} must have finite prototypes [K, d], not all zero. Attach again.")
-    count, width = prototypes.shape
+        count, width = prototypes.shape
+        if not torch.isfinite(prototypes).all() or not prototypes.any():
+            raise ValueError("prototypes must be finite, and not all zero")
+    except (KeyError, RuntimeError, ValueError, SafetensorError) as error:
+        raise FormatError(f"the head {path} cannot be read: {error}. Attach again.") from error
     head = PrototypeHead(width, count, prototypes_per_token, scale=scale, weights=weights)
     with torch.no_grad():
         head.prototypes.copy_(prototypes)

@@ -178,8 +178,6 @@ def check_channel(channels: int, layer: int, channel: int) -> None:
 
 def half_life(decay: Float[Tensor, "..."]) -> Float[Tensor, "..."]:
     """Return −ln 2 / ln β, in positions (ProtoT, §5.1); float64."""
-    if not bool(((decay > 0) & (decay < 1)).all()):
-        raise InputError("half-lives need decays β between 0 and 1, both excluded.")
     return -math.log(2) / decay.double().log()
 
 

@@ -57,7 +57,7 @@ def signal_noise_layers(model: nn.Module) -> tuple[SignalNoiseAttention, ...]:
     """Return the signal/noise attention of each layer; InputError if there is none."""
     layers = [module for module in model.modules() if isinstance(module, SignalNoiseAttention)]
     if not layers:
-        raise lacks(model, "signal and noise dictionaries; any decoder has --loss-only")
+        raise lacks(model, "signal and noise dictionaries", "for any decoder use --loss-only")
     return tuple(layers)
 
 
