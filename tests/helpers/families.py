@@ -52,7 +52,6 @@ FAMILIES = {
     "phi": lambda: PhiConfig(**PHI),
     "llama-bf16": lambda: LlamaConfig(**LLAMA),
     "llama-int8": lambda: LlamaConfig(**LLAMA),
-    "llama-int8-embedding": lambda: LlamaConfig(**LLAMA),
 }  # fmt: skip
 # What follows W z, where it is not the identity.
 MAPS = {
@@ -61,8 +60,7 @@ MAPS = {
     "cohere": LogitMap(scale=0.25),
     "phi": LogitMap(bias=True),
 }
-QUANTISED = ("llama-int8", "llama-int8-embedding")
-REFUSED = "llama-int8-embedding"
+INT8 = "llama-int8"
 
 
 def small_corpus(directory: Path) -> Path:
@@ -91,13 +89,12 @@ def build(name: str):
     return model.to(torch.bfloat16 if name == "llama-bf16" else torch.float32).eval()
 
 
-def quantised(name: str, directory: Path):
-    """Return the model of a directory with torchao's int8 weights, of W too where the name says."""
+def quantised(directory: Path):
+    """Return the model of a directory with torchao's int8 weights, except for W."""
     from torchao.quantization import Int8WeightOnlyConfig
     from transformers import TorchAoConfig
 
-    left_out = ["lm_head"] if name == "llama-int8" else []
-    how = TorchAoConfig(Int8WeightOnlyConfig(), modules_to_not_convert=left_out)
+    how = TorchAoConfig(Int8WeightOnlyConfig(), modules_to_not_convert=["lm_head"])
     return AutoModelForCausalLM.from_pretrained(directory, quantization_config=how).eval()
 
 
@@ -113,16 +110,13 @@ def make_head(model, corpus: Corpus) -> PrototypeHead:
 
 
 def make_directory(name: str, corpus: Corpus, directory: Path) -> Path:
-    """Write a model directory with head and lens; where it is to be refused, the last is missing.
-
-    No head can be made for a model whose W is quantised: it gets that of the model before.
-    """
+    """Write a model directory with head and lens."""
     model = build(name)
     model.save_pretrained(directory)
     head = make_head(model, corpus)
     sidecar = Sidecar(head, LogitMap.of(model), base_of(model))
-    if name in QUANTISED:
-        model = quantised(name, directory)
+    if name == INT8:
+        model = quantised(directory)
         # Weights that are open are mapped from the files, which are not to be written over.
         aside = directory.with_name(f"{directory.name}-quantised")
         model.save_pretrained(aside)
@@ -130,7 +124,6 @@ def make_directory(name: str, corpus: Corpus, directory: Path) -> Path:
             shutil.move(path, directory / path.name)
     corpus.tokenizer.save_pretrained(directory)
     save_sidecar(directory, sidecar)
-    if name != REFUSED:
-        options = IndexOptions(contexts=2, window=WINDOW, stride=WINDOW // 2, split="all")
-        build_index(model, head, corpus, directory / "lens" / "small", options, trained_on=False)
+    options = IndexOptions(contexts=2, window=WINDOW, stride=WINDOW // 2, split="all")
+    build_index(model, head, corpus, directory / "lens" / "small", options, trained_on=False)
     return directory

@@ -6,7 +6,6 @@ from transformers import AutoModelForCausalLM
 
 from prismlm.errors import InputError
 from prismlm.models.attention import (
-    attention_form,
     attention_layers,
     head_groups,
     head_writes,
@@ -87,14 +86,6 @@ def test_groups_and_selected_layers():
     assert layers == [1]
     with pytest.raises(InputError, match="no layer 2"), reading_attention(model, print, layers=[2]):
         pass
-
-
-def test_an_implementation_holds_in_its_block():
-    model = make_gpt2()
-    before = model.config._attn_implementation
-    with attention_form(model):
-        assert model.config._attn_implementation == "eager"
-    assert model.config._attn_implementation == before
 
 
 def build_family(family):

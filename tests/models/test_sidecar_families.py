@@ -10,14 +10,13 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
 import prismlm
-from prismlm.errors import InputError
 from prismlm.layers import PrototypeHead
 from prismlm.models.seam import LogitMap, capture
 from prismlm.models.sidecar import Sidecar, base_of, save_sidecar
 from prismlm.ops.prototype_head import naive
 from prismlm.training import PrismForCausalLM
 from tests.helpers import families
-from tests.helpers.families import FAMILIES, MAPS, PER_TOKEN, PROTOTYPES, QUANTISED, REFUSED, WIDTH
+from tests.helpers.families import FAMILIES, INT8, MAPS, PER_TOKEN, PROTOTYPES, WIDTH
 from tests.helpers.naive_edits import edit_naive
 
 NEW = 5
@@ -32,12 +31,9 @@ STRATEGIES = (
 )
 
 
-def slow_if_quantised(name):
-    return pytest.param(name, marks=[pytest.mark.slow] if name in QUANTISED else [])
-
-
 every_family = pytest.mark.parametrize(
-    "name", [slow_if_quantised(name) for name in FAMILIES if name != REFUSED]
+    "name",
+    [pytest.param(name, marks=[pytest.mark.slow] if name == INT8 else []) for name in FAMILIES],
 )
 
 
@@ -48,19 +44,18 @@ def family_of(small_corpus, tmp_path_factory):
 
     @functools.cache
     def family(name):
-        if name in QUANTISED:
+        if name == INT8:
             pytest.importorskip("torchao")
         directory = families.make_directory(name, corpus, tmp_path_factory.mktemp(name))
         plain = AutoModelForCausalLM.from_pretrained(directory, dtype="auto").eval()
         opened = SimpleNamespace(name=name, directory=directory, corpus=corpus, plain=plain)
-        if name != REFUSED:
-            opened.lm = prismlm.load(directory)
-            opened.ids = opened.lm.encode(TEXT)
-            opened.tolerance = 2e-2 if plain.dtype is torch.bfloat16 else 1e-3
-            opened.logit_map = MAPS.get(name, LogitMap())
-            output = plain.get_output_embeddings()
-            opened.weight, bias = output.weight.detach().float(), getattr(output, "bias", None)
-            opened.bias = torch.zeros(len(opened.weight)) if bias is None else bias.detach().float()
+        opened.lm = prismlm.load(directory)
+        opened.ids = opened.lm.encode(TEXT)
+        opened.tolerance = 2e-2 if plain.dtype is torch.bfloat16 else 1e-3
+        opened.logit_map = MAPS.get(name, LogitMap())
+        output = plain.get_output_embeddings()
+        opened.weight, bias = output.weight.detach().float(), getattr(output, "bias", None)
+        opened.bias = torch.zeros(len(opened.weight)) if bias is None else bias.detach().float()
         return opened
 
     return family
@@ -143,19 +138,6 @@ def test_every_strategy_generates_the_same_with_the_sidecar_opened(name, family_
             outputs.append(model.generate(inputs=family.ids, attention_mask=mask, **given))
         assert torch.equal(*outputs)
         assert outputs[0].shape[1] == family.ids.shape[1] + NEW
-
-
-@pytest.mark.slow
-def test_a_quantised_output_embedding_is_refused(family_of):
-    family = family_of(REFUSED)
-    head = PrototypeHead(WIDTH, PROTOTYPES, PER_TOKEN)
-    why = "output embedding lm_head of LlamaForCausalLM is quantised .*Int8Tensor"
-    for use in (
-        lambda: PrismForCausalLM(family.plain, head),
-        lambda: prismlm.load(family.directory),
-    ):
-        with pytest.raises(InputError, match=why):
-            use()
 
 
 def test_peft_trains_adapter_and_head_alone_and_saves_both(family_of, tmp_path):

@@ -45,17 +45,6 @@ def test_assisted_generation_gives_the_same(model):
     assert torch.equal(model.generate(ids, prompt_lookup_num_tokens=2, **OPTIONS), plain)
 
 
-def test_a_checkpoint_includes_the_noise_weight(model, tmp_path):
-    ids = tokens(2, 6)
-    model.set_noise_weight(0.25)
-    model.save_pretrained(tmp_path)
-    loaded = AutoModelForCausalLM.from_pretrained(tmp_path)
-    assert loaded.model.noise_weight == loaded.config.noise_weight == 0.25
-    assert torch.equal(loaded(ids).logits, model(ids).logits)
-    model.set_noise_weight(0.1)
-    assert not torch.equal(loaded(ids).logits, model(ids).logits)
-
-
 def test_lambda_stays_exact_in_half_precision(tmp_path):
     """0.1 is 0.10009765625 in bf16, and a step of its schedule may vanish."""
     exact, model, dtype = torch.tensor(0.0731), own_model("source"), torch.bfloat16
