@@ -13,11 +13,9 @@ from prismlm.probes.heads.attention import head_uses
 from prismlm.probes.heads.spectra import (
     _short_losses,
     coding_rate,
-    content_term,
     cross_terms,
     layer_rates,
     loss_against_length,
-    position_term,
     rates_of,
     read_states,
     token_losses,
@@ -156,32 +154,20 @@ def test_states_and_heads_are_those_of_the_whole_model(passes):
         assert uses.rows != plain_uses.rows
 
 
-def cross_term(first, second, position):
-    """Return K(u, v) = Σ_jl E[C_uj C_vl] · E_τ[cos ω_j τ cos ω_l τ] for each pair of heads."""
-    return (content_term(first, second) * position).sum((2, 3))
-
-
-def test_the_cross_term_is_its_double_sum():
-    generator = torch.Generator().manual_seed(0)
-    u, v = torch.randn(2, 2, 9, 4, generator=generator, dtype=torch.float64)
-    first, second = (torch.hypot(*x.chunk(2, -1)) for x in (u, v))
-    position = position_term(torch.tensor([1.0, 0.1]), torch.tensor([0.5, 0.2]), 20)
-    # E over two independent positions a and b of C_uj C_vk.
-    content = torch.einsum("gaj,gbj,fak,fbk->gfjk", first, first, second, second) / 81
-    expected = (content * position).sum((2, 3))
-    torch.testing.assert_close(cross_term(first, second, position), expected)
-
-
-def test_terms_are_means_over_pairs_of_heads():
+def test_cross_terms_are_means_of_double_sums():
     states = states_of(make_signal_noise())
-    table = cross_terms(states, length=50)
+    table, tau = cross_terms(states, length=50), torch.arange(50).double()[:, None]
     for state, terms in zip(states, table.rows, strict=True):
-        amplitudes = torch.hypot(*state.projections().chunk(2, -1)).chunk(2)
+        groups = torch.hypot(*state.projections().chunk(2, -1)).chunk(2)
         frequencies = state.attention.signal_frequencies, state.attention.noise_frequencies
         k = {}
         for name, i, j in (("signal_noise", 0, 1), ("signal_signal", 0, 0), ("noise_noise", 1, 1)):
-            position = position_term(frequencies[i], frequencies[j], 50)
-            k[name] = cross_term(amplitudes[i], amplitudes[j], position).mean().item()
+            u, v = groups[i], groups[j]
+            # E over two independent positions a and b of C_uj C_vk, and over τ.
+            content = torch.einsum("gaj,gbj,fak,fbk->gfjk", u, u, v, v) / u.shape[1] ** 2
+            first, second = ((tau * frequencies[n].double()).cos() for n in (i, j))
+            position = (first[:, :, None] * second[:, None]).mean(0)
+            k[name] = (content * position).sum((2, 3)).mean().item()
         size = math.sqrt(k["signal_signal"] * k["noise_noise"])
         expected = {"layer": state.layer} | k | {"normalised": k["signal_noise"] / size}
         assert terms == pytest.approx(expected)

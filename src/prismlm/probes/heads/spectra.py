@@ -214,40 +214,20 @@ def cross_terms(states: Sequence[AttentionStates], *, length: int) -> Table:
 
 def _cross_row(layer: AttentionStates, length: int) -> Row:
     # The length of each rotated pair: a score is Σ over pairs of |u_i| |u_j| cos(ω τ + φ).
-    amplitudes = torch.hypot(*layer.projections().chunk(2, -1))
-    attention, (signal, noise) = layer.attention, amplitudes.chunk(2)
-    groups = {
-        "signal": (signal, attention.signal_frequencies.cpu()),
-        "noise": (noise, attention.noise_frequencies.cpu()),
-    }
+    amplitudes = torch.hypot(*layer.projections().chunk(2, -1)).chunk(2)
+    frequencies = (layer.attention.signal_frequencies, layer.attention.noise_frequencies)
+    tau = torch.arange(length, dtype=torch.float64)
+    waves = [torch.outer(tau, omega.double().cpu()).cos() for omega in frequencies]
+    groups = dict(zip(("signal", "noise"), zip(amplitudes, waves, strict=True), strict=True))
     row: Row = {"layer": layer.layer}
     for term in TERMS:
-        (first, omega), (second, other) = (groups[name] for name in term.split("_"))
-        content = content_term(first, second).mean((0, 1))
-        row[term] = float((content * position_term(omega, other, length)).sum())
+        (u, first), (v, second) = (groups[name] for name in term.split("_"))
+        # E[C_uj C_vl] = (E_i |u_i|_j |v_i|_l)² of each pair of heads, for two independent positions,
+        # and E_τ[cos ω_j τ cos ω_l τ]: Prism, Eq. 10.
+        content = (torch.einsum("gnj,fnl->gfjl", u, v) / u.shape[1]).square().mean((0, 1))
+        row[term] = float((content * (first.T @ second / length)).sum())
     size = math.sqrt(row["signal_signal"] * row["noise_noise"])
     return row | {"normalised": row["signal_noise"] / size if size > 0 else math.nan}
-
-
-def position_term(
-    first: Float[Tensor, " m"], second: Float[Tensor, " n"], length: int
-) -> Float[Tensor, "m n"]:
-    """Return E_τ[cos ω_u τ cos ω_v τ] over τ = 0 … T − 1, float64. Source: Prism, Eq. 10."""
-    tau = torch.arange(length, dtype=torch.float64)
-    u, v = (torch.outer(omega.double(), tau).cos() for omega in (first, second))
-    return u @ v.T / length
-
-
-def content_term(
-    first: Float[Tensor, "G N m"], second: Float[Tensor, "F N n"]
-) -> Float[Tensor, "G F m n"]:
-    """Return E[C_uj C_vl] of each pair of heads u, v and of their rotated pairs j, l.
-
-    C_uj = |u_i|_j |u_i'|_j for two positions i and i' drawn independently, so that
-    E[C_uj C_vl] = (E_i |u_i|_j |v_i|_l)²: the same two positions for both heads, whose amplitudes
-    are ``first`` and ``second``. Source: Prism, Eq. 10.
-    """
-    return (torch.einsum("gnj,fnl->gfjl", first, second) / first.shape[1]).square()
 
 
 def loss_against_length(
