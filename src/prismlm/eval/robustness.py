@@ -145,11 +145,6 @@ def log_probabilities(
     return (torch.as_tensor(np.asarray(logits)).double() / temperature).log_softmax(-1)
 
 
-def row_entropy(log_p: Float[Tensor, "N V"]) -> Tensor:
-    """Return −Σ_v p_v ln p_v of each row in nats."""
-    return torch.special.entr(log_p.exp()).sum(-1)
-
-
 def jensen_shannon(log_p: Float[Tensor, "N V"], log_q: Float[Tensor, "N V"]) -> Tensor:
     """Return JS = H(½p + ½q) − ½H(p) − ½H(q) of each row in bits: 0, the same, to 1, disjoint."""
     p, q = log_p.exp(), log_q.exp()
@@ -193,7 +188,11 @@ def in_chunks(
 
 def mean_entropy(logits: np.ndarray, rows: np.ndarray, temperature: float = 1.0) -> float:
     """Return the mean entropy in nats over rows of logits."""
-    return float(in_chunks(row_entropy, logits, rows, temperature=temperature).mean())
+
+    def entropy(log_p: Tensor) -> Tensor:
+        return torch.special.entr(log_p.exp()).sum(-1)
+
+    return float(in_chunks(entropy, logits, rows, temperature=temperature).mean())
 
 
 def matching_temperature(logits: np.ndarray, rows: np.ndarray, target: float) -> float:

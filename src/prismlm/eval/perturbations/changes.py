@@ -139,7 +139,8 @@ KEYS = ("qwertyuiop", "asdfghjkl", "zxcvbnm")
 NO_NAME = (
     "Motors|Electric|Mills|Assembly|Secretary|Manager|League|Counsel|Council|Hospital|Dynamics"
 )
-NO_TITLE = "Attorney|Brigadier|Major|Lieutenant|Secretary|Vice"
+TITLES = ("Attorney", "Brigadier", "Major", "Lieutenant", "Secretary", "Vice")
+NO_TITLE = "".join(rf"(?<!\b{title} )" for title in TITLES)
 
 
 def keyboard_neighbours(letter: str) -> str:
@@ -186,11 +187,6 @@ def _contractions() -> tuple[re.Pattern[str], dict[str, str]]:
     pairs = [pair for pair in word_list("contractions").items() if pair[0].endswith(unambiguous)]
     forms = dict(pairs) | {long: short for short, long in pairs}
     return re.compile(rf"\b(?i:{alternatives([*forms])})\b(?= [a-z])"), forms
-
-
-def _not_after(alternatives: str) -> str:
-    """Return a lookbehind that excludes some words, whatever their length."""
-    return "".join(rf"(?<!\b{word} )" for word in alternatives.split("|"))
 
 
 def punctuation(sentence: str, draw: random.Random) -> str | None:
@@ -254,7 +250,7 @@ def _in_context(form: str, context: str) -> re.Pattern[str]:
     return re.compile(
         {
             "the": rf"(?<=\b[Tt]he ){form}(?![\w'-]| [a-z]+[^a-z .,]| [A-Z\d])",
-            "Name": rf"{_not_after(NO_TITLE)}{start}{form}(?= (?!{NO_NAME})[A-Z][a-z])",
+            "Name": rf"{NO_TITLE}{start}{form}(?= (?!{NO_NAME})[A-Z][a-z])",
             "after": rf"(?<=[a-z] )(?<! the ){start}{form}(?! [A-Z]|')",
             "number": rf"{start}{form}(?= \d)",
             "count": rf"(?<=\d){form}(?!\w| [A-Z])",

@@ -192,7 +192,11 @@ def make_slice(
     draw = random.Random(f"{options.seed} {name}")
     rows: list[dict[str, Any]] = []
     threshold = -1.0 if name in INTERVENTIONS else options.similarity
-    candidates = _candidates(name, _alternate(sentences, draw), draw)
+    candidates = (
+        (source, text, changed)
+        for source, text in _alternate(sentences, draw)
+        if (changed := PERTURB[name](text, draw)) and changed != text and "  " not in changed
+    )
     while missing := options.per_slice - len(rows):
         batch = list(islice(candidates, 1 + int(OVERSAMPLING * missing)))
         if not batch:
@@ -220,13 +224,3 @@ def _alternate(sentences: dict[str, list[str]], draw: random.Random) -> Iterator
         for source in sorted(sentences)
     ]
     return filter(None, chain.from_iterable(zip_longest(*orders)))
-
-
-def _candidates(
-    name: str, sentences: Iterator[tuple[str, str]], draw: random.Random
-) -> Iterator[tuple[str, str, str]]:
-    """Yield the sentences that a change applies to, each with its source and its changed form."""
-    for source, text in sentences:
-        changed = PERTURB[name](text, draw)
-        if changed is not None and changed != text and "  " not in changed:
-            yield source, text, changed

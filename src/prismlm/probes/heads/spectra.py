@@ -222,8 +222,8 @@ def _cross_row(layer: AttentionStates, length: int) -> Row:
     row: Row = {"layer": layer.layer}
     for term in TERMS:
         (u, first), (v, second) = (groups[name] for name in term.split("_"))
-        # E[C_uj C_vl] = (E_i |u_i|_j |v_i|_l)² of each pair of heads, for two independent positions,
-        # and E_τ[cos ω_j τ cos ω_l τ]: Prism, Eq. 10.
+        # E[C_uj C_vl] = (E_i |u_i|_j |v_i|_l)² of each pair of heads, as the two positions are
+        # independent, and E_τ[cos ω_j τ cos ω_l τ]: Prism, Eq. 10.
         content = (torch.einsum("gnj,fnl->gfjl", u, v) / u.shape[1]).square().mean((0, 1))
         row[term] = float((content * (first.T @ second / length)).sum())
     size = math.sqrt(row["signal_signal"] * row["noise_noise"])
