@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -72,7 +72,6 @@ def read_states(
     """Return what each layer's attention reads and adds at N random ``positions`` of the text."""
     layers = signal_noise_layers(model)
     generator = torch.Generator().manual_seed(seed)
-    parameters: dict[nn.Module, tuple[float, Tensor]] = {}
     # Random keys, inputs and steps; the smallest keys are a uniform sample.
     samples: dict[nn.Module, tuple[Tensor, ...]] = {}
 
@@ -81,11 +80,6 @@ def read_states(
         keys = torch.rand(int(batch.owned.sum()), generator=generator)
 
         def sample(layer: nn.Module, args: Any, kwargs: Any, output: SignalNoiseOutput) -> None:
-            assert isinstance(layer, SignalNoiseAttention)
-            if layer not in parameters:
-                # A sharded model holds the whole U only while the layer runs.
-                dictionary = layer.dictionary(args[0]).detach().cpu().clone()
-                parameters[layer] = float(args[1]), dictionary
             states = (column[owned].detach().cpu() for column in (args[0], output.output))
             columns = (keys, *states)
             if layer in samples:
@@ -96,10 +90,13 @@ def read_states(
         return watch(Hook(layer, after=sample) for layer in layers)
 
     collect(model, batches, observe, title="Reading states", progress=progress)
-    return tuple(
-        AttentionStates(number, layer, *parameters[layer], *samples[layer][1:])
-        for number, layer in enumerate(layers)
-    )
+    noise_weight = float(cast("Any", model.get_decoder()).noise_weight)
+    states: list[AttentionStates] = []
+    for number, layer in enumerate(layers):
+        _, inputs, steps = samples[layer]
+        dictionary = layer.dictionary(inputs[None].to(model.device)).detach().cpu()
+        states.append(AttentionStates(number, layer, noise_weight, dictionary, inputs, steps))
+    return tuple(states)
 
 
 def layer_rates(states: Sequence[AttentionStates], *, seed: int = 0) -> Table:
