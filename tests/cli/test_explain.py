@@ -155,7 +155,7 @@ def test_bad_input_is_refused(refused, tiny_model, tmp_path):
     empty.touch()
     for arguments, words in (
         ([], ["neither", "--file"]),
-        (["--file", latin], [str(latin), "UTF-8", "offset 1", "0xe9"]),
+        (["--file", latin], [str(latin), "UTF-8", "position 1", "0xe9"]),
         (["--file", empty], [str(empty), "empty"]),
         ([TEXT, "--tokens", "one"], ["--tokens one", "A:B"]),
         ([TEXT, "--tokens", "900:"], ["predictions"]),
