@@ -247,7 +247,7 @@ def check_embedded(
         token = tokenizer.convert_ids_to_tokens(largest)
         raise InputError(
             f"{text} has the token {token!r} ({largest}) of the tokenizer of {path}, but the model "
-            f"embeds {len(weight)}: add and train others with model.resize_token_embeddings."
+            f"embeds {len(weight)} tokens: add others by model.resize_token_embeddings."
         )
 
 
