@@ -14,7 +14,7 @@ FULL = "/dev/full"
 @pytest.mark.parametrize(
     ("name", "value", "words"),
     [
-        ("config.json", "[" * 100_000 + "]" * 100_000, "cannot be read"),
+        ("config.json", "[" * 100_000 + "]" * 100_000, "model cannot be read"),
         ("tokenizer.json", {"type": "FixedLength", "length": 0}, "chunk size must be non-zero"),
     ],
 )
@@ -24,9 +24,7 @@ def test_a_damaged_model_directory(refused, tiny_model, tmp_path, name, value, w
     if isinstance(value, dict):
         value = json.dumps(json.loads(path.read_text()) | {"pre_tokenizer": value})
     path.write_text(value)
-    message = refused("explain", model, "The patient")
-    assert str(model) in message
-    assert words in message
+    assert words in refused("explain", model, "The patient")
 
 
 @pytest.mark.skipif(not Path(FULL).is_char_device(), reason="needs a device that is always full")

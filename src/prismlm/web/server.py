@@ -61,11 +61,7 @@ class Answer:
         """The chat up to the answer, for a follow-up question; empty if the prompt is a text."""
         if isinstance(self.prompt, str):
             return []
-        before, text = [*self.prompt], self.text
-        # The model continues a last message of the assistant: both are one message.
-        if before and before[-1]["role"] == ASSISTANT:
-            text = before.pop()["content"] + text
-        return [*before, {"role": ASSISTANT, "content": text}]
+        return [*self.prompt, {"role": ASSISTANT, "content": self.text}]
 
 
 class Recent(dict[str, T]):
