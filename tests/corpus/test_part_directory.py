@@ -165,7 +165,7 @@ def test_an_existing_corpus_is_replaced_only_on_request(corpus, tmp_path):
         build_corpus(source, corpus.path, **options)
     assert contents(corpus.path) == before
     assert build_corpus(source, corpus.path, **options).text(0) == "second"
-    with pytest.raises(InputError, match="not a corpus"):
+    with pytest.raises(InputError, match="if it is a corpus"):
         build_corpus(source, tmp_path / "notes", overwrite=True)
     assert not list(tmp_path.glob(".*"))
 

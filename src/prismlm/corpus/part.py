@@ -174,15 +174,10 @@ class CorpusPart:
         check_number("the held-out fraction", fraction, expected, lambda share: 0 <= share < 1)
         self.filters.check()
         check_outputs(directory=self.out, overwrite=True)
-        if self.out.exists() and not layout.is_corpus(self.out):
+        if self.out.exists() and not (self.overwrite and layout.is_corpus(self.out)):
             raise InputError(
-                f"{self.out} exists and is not a corpus, so it is not replaced. Choose another "
-                "directory."
-            )
-        if self.out.exists() and not self.overwrite:
-            raise InputError(
-                f"{self.out} exists. Choose another directory, or replace it with --overwrite "
-                "(in Python: overwrite=True)."
+                f"{self.out} exists: choose another directory, or replace it, if it is a corpus, "
+                "with --overwrite (in Python: overwrite=True)."
             )
 
     def sign(self, data: Any = None, rank: int = 0, world_size: int = 1) -> None:
