@@ -79,13 +79,11 @@ class Corpus:
     def open(cls, path: str | os.PathLike[str]) -> Corpus:
         """Open a corpus directory; only ``corpus.json`` and the file sizes are read."""
         directory = check_path("the corpus", path)
-        if not directory.is_dir():
-            raise InputError(
-                f"{directory} is not a directory. Expected a corpus; build one with: "
-                "prismlm corpus build INPUT --out DIR"
-            )
         if not layout.is_corpus(directory):
-            raise FormatError(f"{directory} is not a corpus: it has no {layout.META_FILE}.")
+            raise InputError(
+                f"{directory} is not a corpus: expected a directory with {layout.META_FILE}; build "
+                "one with `prismlm corpus build INPUT --out DIR`."
+            )
         meta = read_json(directory / layout.META_FILE)
         layout.check_complete(directory, meta)
         return cls(directory, meta)
