@@ -65,14 +65,6 @@ def test_maps_are_the_models_own_attention(tokenizer):
     assert "�" not in "".join(maps[0].tokens)
 
 
-def test_noise_heads_sum_to_one_and_see_no_later_token(model, tokenizer):
-    maps = read_maps(model, tokenizer, TEXT, heads_of(model))
-    weights = torch.stack([one.weights for one in maps])
-    assert torch.allclose(weights.sum(-1), torch.ones(weights.shape[:2]), atol=1e-6)
-    assert not weights.triu(1).any()
-    assert len({tuple(one.weights[-1].tolist()) for one in maps}) == 16
-
-
 def test_texts_that_have_no_map(model, tokenizer):
     sizes = {"n_embd": 16, "n_layer": 1, "n_head": 2, "n_positions": 6}
     sizes |= {"vocab_size": len(tokenizer)}
