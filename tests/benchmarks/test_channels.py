@@ -7,8 +7,14 @@ from benchmarks.prototype_mixer.channels import TokenGates, heldout_cases, propo
 from prismlm.corpus.windows import Sequences
 from prismlm.probes.channels.activations import read_activations
 from prismlm.probes.channels.effects import target_probabilities
-from tests.helpers.mixer_models import LAYERS, make_corpus, make_model
-from tests.helpers.planted_channels import PLACE, planted_model, words_by_tokens
+from tests.helpers.mixer_models import (
+    LAYERS,
+    PLACE,
+    make_corpus,
+    make_model,
+    planted_model,
+    words_by_tokens,
+)
 
 LENGTH = 24
 

@@ -8,8 +8,7 @@ from prismlm.errors import InputError
 from prismlm.explain import attribution
 from prismlm.explain.attribution import TEMPERATURE, Passage, worth_showing
 from prismlm.lens import cells as cells_module
-from tests.helpers.hand_lens import hand_lens
-from tests.helpers.predictions import attributed, predictions
+from tests.helpers.hand_lens import attributed, hand_lens, predictions
 
 
 @pytest.fixture(scope="module")

@@ -35,8 +35,6 @@ class ChatServer:
 
             def do_POST(self):
                 body = self.rfile.read(int(self.headers["content-length"]))
-                if self.path != "/v1/chat/completions":
-                    return self.send(404, "no such path")
                 with server._lock:
                     number = len(server.requests)
                     server.requests.append(json.loads(body))

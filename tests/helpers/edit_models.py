@@ -18,7 +18,6 @@ from prismlm.interventions.plan import plan_for
 from prismlm.layers import PrototypeHead
 from prismlm.models.seam import LogitMap, capture
 from prismlm.ops.prototype_head import naive
-from tests.helpers.naive_edits import edit_naive
 
 VOCABULARY, WIDTH, PROTOTYPES, PER_TOKEN = 61, 24, 40, 20
 PAD = 0
@@ -78,6 +77,16 @@ def dense_activations(head, z):
     routing = naive.route(z, head.prototypes, head.prototypes_per_token, head.scale)
     dense = z.new_zeros(len(z), head.num_prototypes)
     return dense.scatter(1, routing.indices, routing.activations), routing
+
+
+def edit_naive(z, prototypes, before, after):
+    """Return z with every activation replaced: the residual r = z − Σ α p is kept, ẑ is rebuilt."""
+    edited = []
+    for state, old, new in zip(z, before, after, strict=True):
+        residual = state - torch.stack([a * p for a, p in zip(old, prototypes, strict=True)]).sum(0)
+        mixture = torch.stack([a * p for a, p in zip(new, prototypes, strict=True)]).sum(0)
+        edited.append(residual + mixture)
+    return torch.stack(edited)
 
 
 class Reference(LogitsProcessor):

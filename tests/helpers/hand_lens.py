@@ -1,15 +1,18 @@
-"""A lens small enough to follow by hand: three prototypes, two documents, six positions."""
+"""A lens small enough to follow by hand, of three prototypes and six positions, and predictions."""
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 
+from prismlm.explain.attribution import attribute, carriers_of
+from prismlm.explain.prediction import Parts, Predictions, Scores
 from prismlm.layers import PrototypeHead
 from prismlm.lens import layout
 from prismlm.lens.cell_files import cells_format, spooled_type, write_run
 from prismlm.lens.cells import Int8Codes
 from prismlm.lens.lens import Lens
+from prismlm.ops.prototype_head import Nearest
 from tests.helpers.lens_files import write_cells
 
 # cell, next token, position, angle of the state to (1, 0) in degrees; 0 to 99 are of document "a",
@@ -70,3 +73,20 @@ def hand_lens(directory):
     head = PrototypeHead(2, 3, 3)
     head.place_on(torch.tensor([[1.0, 0.0], [1.0, 1.0], [0.0, 1.0]]))
     return Lens(directory, meta, head)
+
+
+def predictions(indices, evidence, residual, bias, states, read, targets, activations=None):
+    """Return predictions with these parts; prototypes are active where they have evidence."""
+    activations = (evidence != 0).float() if activations is None else activations
+    none = torch.zeros(len(states))
+    return Predictions(
+        Nearest(indices, activations, activations),
+        Parts(evidence, evidence, residual, residual, bias, bias),
+        lambda: Scores(none, none, targets),
+        *(read, targets, states),
+    )
+
+
+def attributed(given, lens, method="evidence"):
+    """Return the attribution of predictions of one text."""
+    return attribute(carriers_of(given, lens, method), lens, method)

@@ -9,8 +9,7 @@ from prismlm.corpus import build_corpus
 from prismlm.layers import PrototypeHead
 from prismlm.lens.build import IndexOptions
 from prismlm.models.presets import build_config, build_model
-from prismlm.models.seam import LogitMap
-from prismlm.models.sidecar import Sidecar, base_of, save_sidecar
+from tests.helpers.mixer_models import save_with_head
 
 OPTIONS = IndexOptions(contexts=4, window=64, stride=48, split="all")
 WORDS = (
@@ -46,8 +45,4 @@ def make_model(corpus, seed=0):
 def save_model(directory):
     """Write such a corpus, and such a model with its head, and return both directories."""
     corpus = make_corpus(directory)
-    model, head = make_model(corpus)
-    model.save_pretrained(directory / "model")
-    corpus.tokenizer.save_pretrained(directory / "model")
-    save_sidecar(directory / "model", Sidecar(head, LogitMap.of(model), base_of(model), {}))
-    return directory / "model", corpus.path
+    return save_with_head(make_model(corpus)[0], corpus.tokenizer, directory / "model"), corpus.path

@@ -16,12 +16,12 @@ from tests.helpers.edit_models import (
     WEIGHT,
     Flat,
     dense_activations,
+    edit_naive,
     make_head,
     make_model,
     plan,
     small_head,
 )
-from tests.helpers.naive_edits import edit_naive
 
 IDS = torch.tensor([[5, 9, 2, 40, 33, 17, 8], [1, 1, 60, 7, 12, 21, 3]])
 

@@ -16,8 +16,8 @@ from prismlm.models.sidecar import Sidecar, base_of, save_sidecar
 from prismlm.ops.prototype_head import naive
 from prismlm.training import PrismForCausalLM
 from tests.helpers import families
+from tests.helpers.edit_models import edit_naive
 from tests.helpers.families import FAMILIES, INT8, MAPS, PER_TOKEN, PROTOTYPES, WIDTH
-from tests.helpers.naive_edits import edit_naive
 
 NEW = 5
 TEXT = "The patient was given the drug twice a day."

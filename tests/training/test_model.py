@@ -21,8 +21,7 @@ from prismlm.training.model import (
     sample_states,
     spherical_kmeans,
 )
-from tests.helpers.micro_batches import WEIGHTS, uneven_rows
-from tests.helpers.tiny_head import VOCABULARY, batch, make
+from tests.helpers.tiny_head import VOCABULARY, WEIGHTS, batch, make, uneven_rows
 
 
 def test_logits_and_ce_are_those_of_the_plain_model():

@@ -10,7 +10,6 @@ from safetensors.torch import load_file
 from prismlm.errors import InputError
 from prismlm.training import build_recipe, train
 from prismlm.training.setup import ShuffledSignal
-from tests.helpers.micro_batches import WEIGHTS, uneven_rows
 from tests.helpers.processes import gradients_of
 from tests.helpers.spread_runs import (
     ONE_PASS,
@@ -19,7 +18,7 @@ from tests.helpers.spread_runs import (
     base_settings,
     launch,
 )
-from tests.helpers.tiny_head import make
+from tests.helpers.tiny_head import WEIGHTS, make, uneven_rows
 
 FAMILIES = {
     "protot": {"preset": "protot-tiny", "num_channels": 6, "num_hidden_layers": 3},

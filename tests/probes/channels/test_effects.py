@@ -31,9 +31,8 @@ from prismlm.probes.channels.effects import (
     word_forms,
 )
 from tests.helpers.metaspace import metaspace
-from tests.helpers.mixer_models import make_model, tokens
-from tests.helpers.planted_channels import PLACE as PLANTED
-from tests.helpers.planted_channels import planted_model, words_by_tokens
+from tests.helpers.mixer_models import PLACE as PLANTED
+from tests.helpers.mixer_models import make_model, planted_model, tokens, words_by_tokens
 from tests.probes.conftest import read_alone
 
 
