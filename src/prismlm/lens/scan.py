@@ -49,7 +49,6 @@ if TYPE_CHECKING:
 
 STATES_FILE, TOKENS_FILE, META_FILE = "states.npy", "next-tokens.npy", "states.json"
 FORMAT_VERSION = 2
-WHOLE = Shard()
 # Small passes leave a GPU idle; larger ones need more memory.
 GPU_PASS_TOKENS = 4 * PASS_TOKENS
 # Logits computed at once: 2 MB, to stay in the cache, but of rows enough to amortise reading W.
@@ -228,7 +227,7 @@ def read_states(
     options: IndexOptions,
     *,
     limit_bytes: float,
-    shard: Shard = WHOLE,
+    shard: Shard = IndexOptions.shard,
     progress: Reporter = SILENT,
 ) -> HiddenStates:
     """Read a corpus with a model and store its hidden states, or open them if they are there.
@@ -242,7 +241,7 @@ def read_states(
     run: dict[str, Any] = {"model": fingerprints.of_model(model), "corpus": corpus.fingerprint}
     run |= {name: getattr(options, name) for name in ("split", "window", "stride", "bf16")}
     run["limit_bytes"] = limit_bytes
-    run |= {} if shard == WHOLE else {"shard": [shard.number, shard.count]}
+    run |= {} if shard.count == 1 else {"shard": [shard.number, shard.count]}
     if (directory / META_FILE).is_file():
         stored = HiddenStates.open(directory)
         what = f"{directory} holds the hidden states of another model, corpus or setting"
@@ -539,16 +538,15 @@ def scan_windows(
     prototypes: Float[Tensor, "K d"],
     k: int,
     owned: Bool[Tensor, "B T"],
-    threshold: Float[Tensor, " K"] | None = None,
+    threshold: Float[Tensor, " K"],
 ) -> WindowScan:
     """Route owned positions, and find candidates for contexts, with one matrix product.
 
     A candidate of window b and prototype i is the owned t with the largest cos(z_bt, p_i), if that
-    is at least threshold_i (None: always).
+    is at least threshold_i.
     """
     bank = (prototypes * inverse_norms(prototypes)).T.float()
-    lowest = bank.new_full((bank.shape[1],), ABSENT / 2)
-    lowest = lowest if threshold is None else torch.maximum(threshold, lowest)
+    lowest = threshold.clamp_min(ABSENT / 2)
     windows = max(1, TILE_ELEMENTS // (z.shape[1] * bank.shape[1]))
     parts: list[WindowScan] = []
     for first in range(0, len(z), windows):
