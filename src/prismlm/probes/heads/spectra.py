@@ -215,7 +215,8 @@ def _cross_row(layer: AttentionStates, length: int) -> Row:
     frequencies = (layer.attention.signal_frequencies, layer.attention.noise_frequencies)
     tau = torch.arange(length, dtype=torch.float64)
     waves = [torch.outer(tau, omega.double().cpu()).cos() for omega in frequencies]
-    groups = dict(zip(("signal", "noise"), zip(amplitudes, waves, strict=True), strict=True))
+    pairs = zip(("signal", "noise"), amplitudes, waves, strict=True)
+    groups = {str(name): (lengths, wave) for name, lengths, wave in pairs}
     row: Row = {"layer": layer.layer}
     for term in TERMS:
         (u, first), (v, second) = (groups[name] for name in term.split("_"))
