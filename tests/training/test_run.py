@@ -124,12 +124,12 @@ def test_out_is_never_overwritten_nor_resumed_with_another_recipe(settings):
 def test_the_estimate_measures_and_writes_nothing(settings):
     recipe = build_recipe(settings | {"steps": 1000})
     expected = estimate(recipe)
-    assert expected.steps == 1000
-    assert expected.tokens == 1000 * 4 * 32
-    assert expected.head_parameters == 48 * 32 + 1
-    assert 0 < expected.seconds_per_step < 5
-    assert expected.seconds == pytest.approx(1000 * expected.seconds_per_step)
-    assert expected.disk_bytes > 4 * expected.parameters
+    figures, each = expected.figures, expected.figures["seconds_per_step"]
+    counts = {"steps": 1000, "tokens": 1000 * 4 * 32, "head_parameters": 48 * 32 + 1}
+    assert figures | counts == figures
+    assert 0 < each < 5
+    assert expected.seconds == pytest.approx(1000 * each)
+    assert expected.disk_bytes > 4 * figures["parameters"]
     assert not recipe.out.exists()
 
 
