@@ -6,8 +6,10 @@ import shutil
 
 import pyarrow.parquet as pq
 import pytest
+import torch
 
 import prismlm
+from prismlm.cli.trace import PrintOptions, explain_and_print
 from prismlm.corpus.chat import as_chat
 from tests.helpers.chats import ANSWER, ASKED, CHAT, QUESTION, chatting
 from tests.helpers.lens_files import change_meta
@@ -116,6 +118,29 @@ def test_chats_that_cannot_be_used_are_refused(refused, model, tiny_model, chats
         message = refused(*arguments)
         assert "chats.jsonl:1" in message
         assert "chat template" in message
+
+
+def test_a_question_in_another_language(printed, model):
+    question = "ماذا يفعل الدواء؟"
+    shown = printed(model, question)
+    assert shown.startswith(f"{question} → ")
+    assert len(SUPPORT.findall(shown)) == 1
+    # So small a model may end its text at once.
+    shown = printed(model, question, "--chat")
+    assert shown.startswith(f"{question}\n\n")
+    assert SUPPORT.search(shown) or "The model wrote nothing" in shown
+
+
+def test_an_empty_answer(model, capsys, monkeypatch):
+    lm = prismlm.load(model)
+    end = torch.tensor([[lm.tokenizer.eos_token_id]])
+    monkeypatch.setattr(lm.model, "generate", lambda inputs, **_: torch.cat([inputs, end], 1))
+    trace = explain_and_print(lm, as_chat(QUESTION), PrintOptions("domain"), generate=5)
+    assert (trace.written, trace.answer) == (1, "")
+    shown = capsys.readouterr().out
+    assert shown.startswith(f"{QUESTION}\n\nThe model wrote nothing: it ended the text at once.\n")
+    assert not SUPPORT.search(shown)
+    assert "Documents behind it" not in shown
 
 
 def test_an_answer_that_repeats_the_question(printed, model, tmp_path):

@@ -149,6 +149,7 @@ def test_shards_under_torchrun_and_by_hand(prism, document, refused, indexed, sh
         prism(*command, "--lens", "parts", "--shard", "1/2")
         for_all = prism(*command, "--lens", "divided", "--parts", "3", "--device", "cpu")
         assert "Parts: " in for_all.stderr
+        assert "more parts" in refused(*command, "--lens", "x", "--parts", "1", "--workers", "2")
         assert "--shard" in refused(*command, "--lens", "x", "--parts", "2", "--shard", "1/2")
         made = {path.name: path for path in lenses.iterdir()}
         assert made.keys() == {"divided", "parts", "small", "spread"}
@@ -187,13 +188,25 @@ def test_a_map_names_its_regions(prism, document, tiny_model, tmp_path):
     assert "regions" in prism("map", lm.path).stdout
 
 
-def test_a_language_model_names(prism, labelled):
-    with ChatServer(lambda request, number: good(request)) as server:
+FOREIGN = {"name": "医学术语", "description": "关于疾病与治疗的词语", "role": "名词"}
+
+
+@pytest.mark.parametrize(
+    ("answers", "count", "notes"),
+    [
+        ({}, 5, ("requests 5", "tokens in 500", "tokens out 50")),
+        (FOREIGN, 30, ("another language than the corpus",)),
+    ],
+)
+def test_a_language_model_names(prism, labelled, answers, count, notes):
+    def answer(request, number):
+        return {key: answers.get(key, value) for key, value in good(request).items()}
+
+    with ChatServer(answer) as server:
         endpoint = ("--endpoint", server.url, "--endpoint-model", "m\x1b[31m")
-        result = prism("label", labelled, *endpoint, "--prototypes", 5, "--overwrite")
+        result = prism("label", labelled, *endpoint, "--prototypes", count, "--overwrite")
     words = " ".join(result.stdout.split())
-    notes = ("named 5", "requests 5", "tokens in 500", "tokens out 50")
-    assert all(part in words for part in notes), words
+    assert all(part in words for part in (f"named {count}", *notes)), words
     assert "\x1b[31m" not in result.stdout + result.stderr
 
 

@@ -23,6 +23,12 @@ if TYPE_CHECKING:
     from prismlm.probes.results import Row
 
 MAX_EXAMPLES = 12
+# Balanced accuracy; 0.5 is chance.
+CHANCE_ACCURACY = 0.55
+FOREIGN = (
+    "By their words alone these names do not tell where a prototype fires: they may be in another "
+    "language than the corpus. To go back, run `prismlm label --overwrite` without an endpoint.\n"
+)
 MostUsed = Annotated[int | None, option("N", "Ask only about the N with the most text.", min=0)]
 Window = Annotated[int | None, option("N", "Tokens read at once (default: as in training).", min=1)]
 WithText = Annotated[bool, flag("--text/--no-text", "Store the text of contexts, or only offsets.")]
@@ -129,6 +135,10 @@ def _named(lens: Lens, value: Row) -> Iterator[Any]:
     yield f"{value['named']:,} of {value['prototypes']:,} prototypes named\n"
     yield value
     yield "\nDetection and fuzzing: balanced accuracy by words alone; 50 % is chance.\n"
+    scores = value["asked"]["scores"]["own"].values() if value["asked"] is not None else ()
+    means = [score["mean"] for score in scores if score is not None]
+    if means and max(means) < CHANCE_ACCURACY:
+        yield output.warning(FOREIGN)
     # Examples, evenly spaced from common to rare prototypes.
     rows, order = lens.prototypes.to_pylist(), lens.by_size.tolist()
     used = [rows[number] for number in order if rows[number]["usage"] > 0]
