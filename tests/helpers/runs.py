@@ -1,10 +1,7 @@
 """Training runs in this process and in others, stopped on the way, and compared."""
 
 import time
-from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
-from types import SimpleNamespace
 
 import torch
 import yaml
@@ -13,21 +10,6 @@ from safetensors.torch import load_file
 from prismlm.training import LossWeights
 from prismlm.training.trainer import latest_checkpoint
 from tests.helpers import forked
-
-
-class Recorded:
-    """A reporter that keeps how much each task did, and was to do."""
-
-    def __init__(self):
-        self.totals, self.done = {}, {}
-
-    @contextmanager
-    def task(self, description, total=None, unit="tokens"):
-        self.totals[description], self.done[description] = total, 0
-        yield SimpleNamespace(advance=partial(self._advance, description), note=lambda text: None)
-
-    def _advance(self, description, amount=1):
-        self.done[description] += amount
 
 
 def weights(directory):

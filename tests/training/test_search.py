@@ -100,7 +100,6 @@ def drawn(tiny_corpus, tmp_path_factory):
 
 def test_a_search_measures_each_trial_and_leaves_a_recipe_that_trains_to_the_best(straight):
     recipe, result, finished = straight
-    directory = recipe.out / "search"
     assert finished == list(result.trials)
     assert [trial.trial for trial in result.trials] == [0, 1, 2]
     for trial in result.trials:
@@ -112,22 +111,17 @@ def test_a_search_measures_each_trial_and_leaves_a_recipe_that_trains_to_the_bes
     assert result.best.ce == min(trial.ce for trial in result.trials)
 
     best = load_recipe(result.best_recipe)
-    assert best.optimizer.learning_rate == result.best.values["optimizer.learning_rate"]
     assert best.batch_size == result.best.values["batch_size"]
-    assert best.out == recipe.out / "best"
     # The same run as the first of the trial.
     assert train(best).ce == result.best.seeds[0]
 
-    saved = json.loads((directory / "search.json").read_text())
+    saved = json.loads((recipe.out / "search" / "search.json").read_text())
     assert saved["trials"] == json.loads(json.dumps([asdict(trial) for trial in result.trials]))
-    assert saved["best"]["trial"] == result.best.trial
-    assert saved["search"]["space"] == SPACE
-
-    runs = sorted(directory.glob("trials/*/seed-*"))
+    runs = sorted((recipe.out / "search").glob("trials/*/seed-*"))
     assert len(runs) == 6
-    for run in runs:
-        names = {path.name for path in run.iterdir()}
-        assert names == {"training.json", "training.jsonl"}
+    assert all(
+        {p.name for p in run.iterdir()} == {"training.json", "training.jsonl"} for run in runs
+    )
 
 
 def test_the_study_is_one_that_optuna_reads(straight):
@@ -227,11 +221,9 @@ def test_the_command_goes_on_after_trials_that_diverge(toy, tmp_path):
     # With this seed the first two draws are the first choice, and the third is the other.
     space = {"optimizer.learning_rate": [1e30, 3e-3]}
     path = written(with_search(toy, sampler="random", space=space) | {"seed": 3}, tmp_path)
-    assert "of one run" in run("--dry-run").stderr
     shown = run()
     assert shown.exit_code == 0, shown.output
     assert "3 trials, 2 failed" in shown.stdout
-    assert "prismlm train" in shown.stdout
     assert "best.yaml" in shown.stdout
     failed, ce, key = r"failed: .*(nan|not finite)", r"\d\.\d{4}", r"optimizer\.learning_rate"
     assert re.search(rf"^trial 1 of 3 \({key} 1e\+30\): {failed}", shown.stderr, re.M)
@@ -240,9 +232,7 @@ def test_the_command_goes_on_after_trials_that_diverge(toy, tmp_path):
     document = json.loads(run("--resume", "--json").stdout)
     assert [trial["ce"] is None for trial in document["trials"]] == [True, True, False]
     assert document["best"] == document["trials"][2]
-    refused = run()
-    assert refused.exit_code == 2
-    assert "--resume" in refused.stderr
+    assert "--resume" in run().stderr
 
 
 def test_the_sampler_is_asked_after_the_start_which_is_drawn_at_random(straight, drawn):
