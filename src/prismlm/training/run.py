@@ -201,7 +201,7 @@ def _take_steps(trainer: PrismTrainer, progress: Reporter) -> None:
         trainer.add_callback(_tensorboard(recipe.out / TENSORBOARD, done))
 
     def message() -> str:
-        return f"training stopped. {last_good(trainer.checkpoints)}"
+        return f"training stopped. {last_good(trainer.checkpoints)} Continue with --resume."
 
     # When a process fails, torchrun sends SIGTERM to the others, which must not wait for it.
     signals = tuple(EXIT_CODES) if parallel.world_size() == 1 else (signal.SIGINT,)
