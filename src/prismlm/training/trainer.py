@@ -370,7 +370,7 @@ class PrismTrainer(Trainer, TrainerCallback):
             self.write_model(directory, self.provenance())
             state["head"] = self.model.prototype_head.state_dict()
         else:
-            optimizer, scheduler = self._schedule()
+            optimizer, scheduler = self._optimizer_and_scheduler()
             # The shards have the rest.
             state["optimizer_groups"] = optimizer.state_dict()["param_groups"]
             state["scheduler"] = scheduler.state_dict()
@@ -408,7 +408,7 @@ class PrismTrainer(Trainer, TrainerCallback):
                 head = self.model.prototype_head
                 save_sidecar(directory, Sidecar(head, logit_map, base, provenance))
 
-    def _schedule(self) -> tuple[Any, Any]:
+    def _optimizer_and_scheduler(self) -> tuple[Any, Any]:
         return self.optimizer, self.lr_scheduler
 
     def _save_optimizer_and_scheduler(self, output_dir: str) -> None:
@@ -417,7 +417,7 @@ class PrismTrainer(Trainer, TrainerCallback):
             return
         background = self.prepared.recipe.checkpoint.asynchronous
         how: dict[str, Any] = {"background": background, "group": self._writers}
-        shards, optimizer = Path(output_dir) / SHARDS, self._schedule()[0]
+        shards, optimizer = Path(output_dir) / SHARDS, self._optimizer_and_scheduler()[0]
         future = parallel.save_shards(shards, self.model, optimizer, **how)
         self._writing = None if future is None else (future, self.state.global_step)
 
@@ -425,7 +425,7 @@ class PrismTrainer(Trainer, TrainerCallback):
         if checkpoint is None or not (Path(checkpoint) / SHARDS).is_dir():
             super()._load_optimizer_and_scheduler(checkpoint)
             return
-        optimizer, scheduler = self._schedule()
+        optimizer, scheduler = self._optimizer_and_scheduler()
         with resumable(Path(checkpoint)):
             saved = torch.load(Path(checkpoint) / STATE_FILE, weights_only=True)
             parameters = (p for group in optimizer.param_groups for p in group["params"])
