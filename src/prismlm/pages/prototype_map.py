@@ -30,7 +30,7 @@ def prototype_map_page(lens: Lens, title: str = "Prototypes") -> str:
 
 def map_data(lens: Lens) -> dict[str, Any]:
     """Return columns with an entry for each prototype; its category is a number, −1 for none."""
-    table, names = lens.prototypes, sorted(set(lens.categories) - {None})
+    table, names = lens.prototypes, sorted({name for name in lens.categories if name is not None})
     counts = Counter(lens.categories)
     return {
         "x": table["x"].to_numpy().astype(np.float64).round(DIGITS).tolist(),
