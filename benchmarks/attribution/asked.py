@@ -86,9 +86,11 @@ def ask(lm: prismlm.PrismLM, half: str) -> dict[str, Any]:
             row["page_rank"] = {order: page for order, (_, page) in ranks.items()}
             found = trace.documents(CANDIDATES)
             row["shown"] = [one.doc_id for one in worth_showing(found, PASSAGES, trace.about)]
+            listed = worth_showing(found, CANDIDATES, trace.about, fill=True)
+            names = [*(one.doc_id for one in listed), one["id"]]
+            row["rank"]["prismlm"] = names.index(one["id"]) + 1
             by_bm25 = [one["doc_id"] for one in search.passages("bm25", trace, query)]
-            five = worth_showing(found, PASSAGES, trace.about, fill=True)
-            row["first_five"] = {"prismlm": [one.doc_id for one in five], "bm25": by_bm25}
+            row["first_five"] = {"prismlm": names[:PASSAGES], "bm25": by_bm25}
         rows.append(row)
         print(len(rows), one["set"], trace.support and trace.support.level, flush=True)
     demo: list[dict[str, Any]] = []

@@ -150,8 +150,9 @@ def test_documents_that_carry_far_less_than_others_are_not_worth_showing():
     documents = [Passage(str(i), 0.2, *[None] * 5, 0, carried=c) for i, c in enumerate(carried)]
     assert [one.doc_id for one in worth_showing(documents, 5)] == ["0", "1", "4"]
     # Of those that are about a question: with 5 % of it.
-    about = {"2", "3", "4"}
-    shown = worth_showing(documents, 5, lambda one: one.doc_id in about)
+    about = {"0": 0, "1": 0, "2": 0.5, "3": 0.1, "4": 1}
+    shown = worth_showing(documents, 5, lambda one: about[one.doc_id])
     assert [one.doc_id for one in shown] == ["0", "3", "4"]
-    shown = worth_showing(documents, 4, lambda one: one.doc_id in about, fill=True)
-    assert [one.doc_id for one in shown] == ["0", "3", "4", "1"]
+    # Of the others, those first that name more of the question.
+    shown = worth_showing(documents, 4, lambda one: about[one.doc_id], fill=True)
+    assert [one.doc_id for one in shown] == ["0", "3", "4", "2"]

@@ -66,23 +66,26 @@ def test_a_document_names_something_of_a_question_in_any_case_but_not_its_common
     held = [set(corpus.tokens(*place)) for place in places]
 
     def naive(question, document):
-        telling = []
+        named = total = 0
         for word in question.split():
-            rare = []
+            rare, most = [], []
             for way in (word, word.lower(), word.upper(), word.capitalize()):
                 for tokens in (tokenizer.encode(way), tokenizer.encode(" " + way)):
-                    rates = {token: cells.token_rates[token] for token in tokens}
-                    rare.append(
-                        {t for t in rates if not rates[t] or -math.log(rates[t]) > threshold}
-                    )
-            telling += rare if all(rare) else []
-        return any(spelling <= held[document] for spelling in telling)
+                    rates = {
+                        token: cells.token_rates[token] or 0.5 / len(cells) for token in tokens
+                    }
+                    rare.append({t for t in rates if -math.log(rates[t]) > threshold})
+                    most.append(-math.log(min(rates.values())))
+            weight = (0.01 + max(0, min(most) - 5) ** 2) * all(rare)
+            named += weight * any(spelling <= held[document] for spelling in rare)
+            total += weight
+        return named / total
 
     attribution, found = lm.explain("The cell is").attribution(), []
-    for question in ("sUgar", "quIz", "why Jinx"):
+    for question in ("sUgar", "quIz", "why Jinx", "sugar quiz"):
         about = attribution.about(question)
         found.append([about(document) for document in range(count)])
-        assert found[-1] == [naive(question, document) for document in range(count)]
+        assert found[-1] == pytest.approx([naive(question, document) for document in range(count)])
     assert {any(row) and not all(row) for row in found} == {True}
     # "The" is common, though "THE" is not.
     assert attribution.about("the of and") is attribution.about("") is None
@@ -93,7 +96,7 @@ def test_a_question_may_have_an_added_token_of_which_the_lens_has_no_rate(small_
     attribution = lm.explain("The cell is").attribution()
     lm.tokenizer.add_tokens(["qqzygote"])
     assert len(lm.tokenizer) > len(lm.lens.cells.token_rates)
-    assert isinstance(attribution.about("Qqzygote")(0), bool)
+    assert attribution.about("Qqzygote")(0) == 0
 
 
 def test_a_document_carries_the_information_of_its_tokens_and_its_passages_parts_of_it(lm):

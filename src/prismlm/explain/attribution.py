@@ -395,25 +395,27 @@ class Passage:
 def worth_showing(
     documents: Sequence[Passage],
     limit: int,
-    about: Callable[[Passage], bool] | None = None,
+    about: Callable[[Passage], float] | None = None,
     *,
     fill: bool = False,
 ) -> list[Passage]:
     """Return the first document, and others ``about`` the question with 5 % of the information.
 
     Without ``about``, those with 15 %; where it is not known how much of the answer's information
-    they carry, those with 3 % of the evidence, or half as much as the first. With ``fill`` the
-    largest of the others follow.
+    they carry, those with 3 % of the evidence, or half as much as the first. With ``fill`` others
+    follow, those first that name most of the question.
     """
 
     def worth(one: Passage) -> bool:
         if one.carried is None:
             return one.share >= min(LARGE_SHARE, documents[0].share / 2)
         part = one.carried >= LARGE_PART if about is None else one.carried >= WORTH_SHOWING
-        return one is documents[0] or (part and (about is None or about(one)))
+        return one is documents[0] or (part and (about is None or about(one) > 0))
 
     first = list(filter(worth, documents))
     others = [one for one in documents if one not in first] if fill else []
+    if about is not None:
+        others.sort(key=about, reverse=True)
     return [*first, *others][:limit]
 
 
@@ -485,8 +487,8 @@ class Coverage(NamedTuple):
         documents, owner = np.unique(self.carried[:, 1], return_inverse=True)
         return documents, self.parts(owner, len(documents)), float(self.distinct()[0].sum())
 
-    def support(self, about: Callable[[int], bool] | None = None) -> Support:
-        """Return the support of the predictions; ``about``: is a document about the question?"""
+    def support(self, about: Callable[[int], float] | None = None) -> Support:
+        """Return the support of the predictions; ``about``: what a document names of a question."""
         documents, shares, information = self.by_document()
         score = float(shares.max(initial=0))
         if information < MIN_INFORMATION or score < NONE:
@@ -539,7 +541,7 @@ class Attribution:
         """The share of the evidence that the corpus carries; 0 without evidence."""
         return 1 - self.rest / self.total if self.total > 0 else 0.0
 
-    def support(self, about: Callable[[int], bool] | None = None) -> Support | None:
+    def support(self, about: Callable[[int], float] | None = None) -> Support | None:
         """Return how well the corpus supports the predictions; for ``about`` see :meth:`about`.
 
         None if it is unknown, as for a state of zero.
@@ -549,31 +551,39 @@ class Attribution:
             return None
         return coverage.support(about) if len(coverage.tokens) else None
 
-    def about(self, asked: str) -> Callable[[int], bool] | None:
-        """Return a function: does a document have a telling word of a question?
+    def about(self, asked: str) -> Callable[[int], float] | None:
+        """Return a function: what part of a question does a document name, by information?
 
-        None if the question has no such word, or the lens no text.
+        Of each telling word it has to have a spelling. None if the question has no such word, or
+        the lens no text.
         """
         words = set(re.findall(r"\w+", asked))
         cells, tokenizer = self.lens.cells, self.lens.tokenizer
         source = self.lens.text_source if words else None
         if source is None or tokenizer is None:
             return None
-        rates, encode = cells.token_rates, encoder_of(tokenizer).text.encode_batch
-        rare = np.exp(-min(TELLING, TELLING_PART * np.log(len(cells))))
-        telling = list[set[int]]()
+        encode, positions = encoder_of(tokenizer).text.encode_batch, len(cells)
+        # The last is that of tokens that were added, which have no rate.
+        nats = -np.log(np.append(cells.token_rates, 0).clip(0.5 / positions))
+        rare = min(TELLING, TELLING_PART * np.log(positions))
+        telling = list[tuple[float, list[set[int]]]]()
         for word in words:
             spelt = {way(word) for way in (str, str.lower, str.upper, str.capitalize)}
             encoded = encode([*spelt, *(f" {word}" for word in spelt)], add_special_tokens=False)
-            found = [{i for i in e.ids if i >= len(rates) or rates[i] <= rare} for e in encoded]
+            found = [{i: nats[min(i, len(nats) - 1)] for i in e.ids} for e in encoded]
             # "The" is common, however rare the tokens of "THE" are.
-            telling += found if all(found) else []
+            least = min(max(spelling.values()) for spelling in found)
+            if least >= rare:
+                weight = float(token_information(np.exp(-least), positions))
+                telling.append((weight, [{i for i in s if s[i] >= rare} for s in found]))
+        total = sum(weight for weight, _ in telling)
 
         @cache
-        def about(document: int) -> bool:
+        def about(document: int) -> float:
             place = int(cells.starts[document]), int(cells.lengths[document])
             tokens = set(source.read_tokens(*place).tolist())
-            return any(spelling <= tokens for spelling in telling)
+            named = (w for w, spellings in telling if any(one <= tokens for one in spellings))
+            return sum(named) / total
 
         return about if telling else None
 

@@ -311,15 +311,15 @@ class Trace:
         return None if self.lens is None else self.attribution().support(self._about)
 
     @property
-    def about(self) -> Callable[[Passage], bool] | None:
-        """Does its document name something of what the user of a chat asked? None: nothing asks."""
+    def about(self) -> Callable[[Passage], float] | None:
+        """What part of what the user of a chat asked does its document name? None: nothing asks."""
         if (about := self._about) is None:
             return None
         number = self._lens().cells.document_number
         return lambda passage: about(number(passage.doc_id))
 
     @cached_property
-    def _about(self) -> Callable[[int], bool] | None:
+    def _about(self) -> Callable[[int], float] | None:
         return self.attribution().about(self.asked)
 
     @property
