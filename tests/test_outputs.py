@@ -1,5 +1,6 @@
 """Output files: checked before the work, never over an input, and replaced only on request."""
 
+import os
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,10 @@ def check_file(path):
     check_outputs(None, path)
 
 
+def replace_file(path):
+    check_outputs(path, overwrite=True)
+
+
 def check_directory(path):
     check_outputs(directory=path)
 
@@ -40,7 +45,10 @@ def write(path):
         (check_file, f"{'x' * 250}.html", r"cannot be written to \(File name too long"),
         (check_directory, ".", "is not empty: .*--overwrite"),
         (check_directory, "file/plots", "file is a file: give the name of a directory"),
+        (replace_file, "pipe", "pipe is a device or a pipe"),
+        (replace_file, "/dev/no-such-device", "is a device or a pipe"),
         (write, ".", "is a directory"),
+        (write, "pipe", "pipe is a device or a pipe"),
         (write, "locked", "another process"),
     ],
 )
@@ -50,9 +58,11 @@ def test_outputs_that_cannot_be_written_are_refused(output, path, error, tmp_pat
         pytest.skip(f"needs {Path(path).parent}")
     Path("file").write_text("old")
     Path("dangling").symlink_to("nowhere")
+    os.mkfifo("pipe")
     with writing("locked"), pytest.raises(InputError, match=error):
         output(Path(path))
-    assert {file.name for file in tmp_path.iterdir()} == {"file", "dangling"}
+    assert {file.name for file in tmp_path.iterdir()} == {"file", "dangling", "pipe"}
+    assert Path("pipe").is_fifo()
     assert Path("file").read_text() == "old"
 
 

@@ -19,6 +19,7 @@ from prismlm.run_state import writing
 if TYPE_CHECKING:
     import pyarrow as pa
 
+DEVICES = Path("/dev")
 WAY_OUT = "What was there is as it was. Free some space, or write elsewhere."
 
 
@@ -110,6 +111,9 @@ def _same(one: Path | str, other: Path | str) -> bool:
 def _check_file(path: Path) -> None:
     if os.path.isdir(path):
         raise InputError(f"{path} is a directory: give the name of a file to write.")
+    # A rename would put a file in its place. Links in /dev may lead to files.
+    if (os.path.exists(path) and not os.path.isfile(path)) or path.absolute().parent == DEVICES:
+        raise InputError(f"{path} is a device or a pipe: give the name of a file to write.")
     _check_writable(path.parent, path.name)
 
 
