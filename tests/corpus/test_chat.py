@@ -6,7 +6,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from prismlm.corpus import Columns, build_corpus, estimate_build, load_tokenizer
+from prismlm.corpus import Columns, Document, build_corpus, estimate_build, load_tokenizer
 from prismlm.corpus.chat import as_chat, chat_text
 from prismlm.corpus.read import DocumentReader
 from prismlm.errors import InputError
@@ -60,6 +60,7 @@ IMAGE = {"role": "user", "content": [HI, {"type": "image", "url": "x.png"}]}
         ([*CHAT, "Why?"], "number 2 is 'Why\\?', expected a record with role and content"),
         ([{"role": "user", "content": "\ud800"}], "half of a surrogate pair"),
         ([{"role": "tool", "content": "4"}], "refuses the messages .*Tools are not known here"),
+        ([CHAT[0] | {"role": "\ud800"}], "half of a surrogate pair"),
         ([CALLED | {"tool_calls": ["x"]}], "number 0 is"),
         ([IMAGE], "number 0 is"),
         ([WEATHER, CALLED], "the chat template of .* leaves 'get_weather' out"),
@@ -99,6 +100,8 @@ def test_rows_of_messages_are_documents(tokenizer, tmp_path):
     path = write_rows(tmp_path / "d.jsonl", {"conversation": CHAT})
     (named,) = DocumentReader(path, Columns(text="conversation"), tokenizer=tokenizer)
     assert (named.text, named.messages) == (ANSWERED, CHAT)
+    asked_again = [*CHAT, {"role": "user", "content": "And then?"}]
+    assert Document("a", "text", messages=asked_again).opening == "And then?"
 
 
 def test_rows_of_from_and_value_are_the_same_chats(tokenizer, tmp_path):

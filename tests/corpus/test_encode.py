@@ -59,6 +59,11 @@ def test_a_text_has_the_tokens_of_the_tokenizers_own_call(tokenizer, text):
     assert encode_text(tokenizer, text, start=False) == ids[1:]
 
 
+def test_special_tokens_in_a_text_are_text(tokenizer):
+    ids = encode_text(tokenizer, FORGED)
+    assert [token for token in ids if 0 < token < 5] == [tokenizer.bos_token_id]
+
+
 @pytest.mark.parametrize(
     ("single", "around"),
     [

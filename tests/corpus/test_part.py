@@ -154,7 +154,7 @@ def test_a_file_that_changes_during_the_build_is_named(remote, texts, tokenizer,
     with pytest.raises(InputError, match=r"table\.parquet has changed since it was listed"):
         listed.make(None, 2, 3)
     table.unlink()
-    with pytest.raises(InputError, match=r"table\.parquet is damaged or incomplete"):
+    with pytest.raises(InputError, match=r"table\.parquet cannot be read"):
         listed.make(None, 2, 3)
 
 

@@ -149,14 +149,15 @@ def test_odd_but_valid_inputs_are_read_unchanged(tmp_path):
         ("t.json", "[1]", "t.json:1 holds a JSON int"),
         ("t.json", '{"text": "a"} {', "is not valid JSON"),
         ("t.csv", "", "there is no column 'text'"),
-        ("t.csv", 'text\n"a', "t.csv is damaged or incomplete, or not what its extension says"),
+        ("t.csv", 'text\n"a', "t.csv cannot be read (unexpected end of data). If it is damaged"),
         ("t.csv", "id,text\na,Hello, world\n", "t.csv:1 has more values than the header"),
+        ("t.csv", "text\nK\udce4se", "byte 0xe4 in position 6"),
         ("t.docx", "x", "does not have a supported extension"),
         ("t.txt", " \n", "No documents"),
     ],
 )
 def test_rows_and_files_that_cannot_be_used(name, data, message, tmp_path):
-    (tmp_path / name).write_text(data, encoding="utf-8")
+    (tmp_path / name).write_bytes(data.encode("utf-8", "surrogateescape"))
     assert message in error_of(tmp_path / name)
 
 
@@ -207,7 +208,7 @@ def test_damaged_files(kind, damage, tmp_path):
     data = path.read_bytes()
     path.write_bytes({"cut": data[:-5], "other content": b"not packed\n" * 9, "empty": b""}[damage])
     valid = damage == "empty" and kind != "parquet"
-    assert ("No documents" if valid else f"{path} is damaged") in error_of(path)
+    assert ("No documents" if valid else f"{path} cannot be read (") in error_of(path)
 
 
 @pytest.mark.parametrize("kind", ["csv", "txt", "jsonl.zst"])

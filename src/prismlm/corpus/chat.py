@@ -169,7 +169,7 @@ def _apply_template(
             continue
         missing = next((part for part in parts if part.strip() not in text), None)
         if missing is None:
-            return text
+            return check_text("the chat", text)
         failure = InputError(
             f"the chat template of {tokenizer.name_or_path} leaves {shown(missing)} out of its "
             "text: it does not support tool calls, or content in parts. Use a model whose template "

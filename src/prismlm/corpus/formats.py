@@ -149,8 +149,8 @@ def read_rows(
         raise
     except Exception as error:  # every format and every store has its own errors
         raise InputError(
-            f"{path} is damaged or incomplete, or not what its extension says "
-            f"({first_line(error)}). Fetch or write it again."
+            f"{path} cannot be read ({first_line(error)}). If it is damaged or incomplete, or not "
+            "what its extension says, fetch or write it again; text as UTF-8."
         ) from error
 
 

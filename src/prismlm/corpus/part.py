@@ -415,6 +415,8 @@ def estimate_build(
         disk = sum(path.stat().st_size for path in Path(name).glob("*-0*"))
     documents, tokens = len(lengths), int(lengths.sum())
     unknown = list[str]()
+    if share < 1:
+        unknown.append(f"Whether the rest is like the first {documents:,} documents.")
     if not share:
         unknown.append("How much the dataset holds: it does not say before it is read.")
     if part.filters != Filters():
