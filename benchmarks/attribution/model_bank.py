@@ -47,7 +47,7 @@ def main() -> None:
         model = training.train(bank, everything, SEED)
         save(model, folder, "base", bank)
         asked = held_out_predictions(model, bank.corpus, PREDICTIONS, SEED, tokens=PASSAGE_TOKENS)
-        write_predictions(folder, bank, asked)
+        write_predictions(folder, asked)
     predictions = read_predictions(folder)
     for number, left_out in enumerate(read_json(folder / "subsets.json")):
         output = folder / "outputs" / f"{number}.npy"
@@ -92,7 +92,7 @@ def open_bank(folder: Path) -> PassageBank:
     return PassageBank.beginnings(corpus, np.array(settings["documents"]))
 
 
-def write_predictions(folder: Path, bank: PassageBank, asked: list[Prediction]) -> None:
+def write_predictions(folder: Path, asked: list[Prediction]) -> None:
     """Write what is asked of every model, for us and as token ids with one label."""
     described = [{"ids": p.ids.tolist(), "target": p.target} for p in asked]
     rows = [[*row["ids"], row["target"]] for row in described]

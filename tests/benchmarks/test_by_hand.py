@@ -1,11 +1,15 @@
 """Statistics of the pages, by hand."""
 
+import json
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 from scipy import sparse
 
+from benchmarks.attribution import domains
 from benchmarks.attribution.datamodels import resampled
-from benchmarks.control import ekfac
+from benchmarks.control import ekfac, what_if_judged
 from benchmarks.labels.measure import class_tf_idf
 from benchmarks.pages.retraining import best_choice
 from benchmarks.prototype_mixer import channels
@@ -85,6 +89,44 @@ def test_the_choice_is_made_on_the_half_to_choose_on():
     }
     methods = {n: {"search": {"mean": s}, "all": {"mean": a}} for n, (s, a) in tried.items()}
     assert best_choice({"methods": methods}) == "evidence T=0.1 cells=16"
+
+
+def test_a_factor_and_a_line_are_fitted_to_changes():
+    size = np.array([1.0, 2.0, 3.0, 4.0, 5.0])
+    # Least squares: Σxy / Σx² = 58 / 55. The last column is not of the fitted half.
+    true = np.array([[1.0, 2.0, 4.0, 4.0, 5.0, 99.0]])
+    bank = SimpleNamespace(true=true, fitted=np.arange(5))
+    factor, error = what_if_judged.fitted(lambda c: c * np.append(size, 1.0)[None], bank)
+    assert factor == pytest.approx(58 / 55, abs=1e-3)
+    assert error == pytest.approx(((factor * size - true[0, :5]) ** 2).mean())
+    # A quantile is not moved by how far off what is beyond it lies.
+    off = 1 + 2 * size + np.array([0, 50, 0, 0, -50])
+    assert what_if_judged.quantile_line(size, off, 0.5) == [1.0, 2.0]
+    assert what_if_judged.quantile_line(size, 3 * size, 0.95) == [0.0, 3.0]
+
+
+def test_domains_of_a_token_are_those_of_its_places():
+    corpus = SimpleNamespace(
+        column=lambda _: ["law", None, "sea"],
+        lengths=[3, 1, 2],
+        num_tokens=6,
+        tokenizer=range(5),
+        tokens=lambda *_: np.array([1, 1, 2, 3, 1, 3]),
+    )
+    found = domains.domains_of_tokens(corpus, ["law", "sea"])
+    assert found == pytest.approx(np.array([[0, 0], [2 / 3, 1 / 3], [1, 0], [0, 1], [0, 0]]))
+    kinds = ["law", "sea", "law", "law"]
+    pairs = domains.pairs_of(kinds)
+    assert [second for _, second in pairs] == [0, 1, 2, 3]
+    assert all(kinds[first] != kinds[second] for first, second in pairs)
+
+
+def test_bergson_has_the_loss_of_the_answers_alone(tmp_path):
+    documents = SimpleNamespace(alone=lambda n: ([1, 2, 3][: n + 2], [[7], [8, 9]][n]))
+    ekfac.write_rows(tmp_path / "rows.jsonl", documents, 2)
+    first, second = map(json.loads, (tmp_path / "rows.jsonl").read_text().splitlines())
+    assert first == {"input_ids": [1, 2, 7], "labels": [-100, -100, 7], "length": 3}
+    assert second["labels"] == [-100, -100, -100, 8, 9]
 
 
 def test_scores_of_bergson_are_of_documents_by_questions(tmp_path):

@@ -71,10 +71,8 @@ def test_the_files_to_touch_exist():
         assert place.exists(), f"docs/architecture.md names {path}"
 
 
-def assert_entered(title, run):
-    """A call enters the files of the package that a section numbers, in order."""
-    stations = re.findall(r"^\d+\. `([\w/]+\.py)`", section(title), re.MULTILINE)
-    assert 5 <= len(stations) <= 10
+def entered_by(run):
+    """Return the files of the package that a call enters, in order."""
     package, entered = f"{Path(prismlm.__file__).parent}{os.sep}", {}
 
     def note(frame, event, argument):
@@ -82,18 +80,35 @@ def assert_entered(title, run):
         if event == "call" and file.startswith(package):
             entered.setdefault(Path(file.removeprefix(package)).as_posix())
 
-    # Once before, so that no module is imported on the way.
+    # Once before, so that nothing is imported or opened on the way.
     run("before")
     sys.setprofile(note)
     try:
         run("again")
     finally:
         sys.setprofile(None)
-    assert [file for file in entered if file in stations] == stations
+    return list(entered)
+
+
+def assert_entered(title, run):
+    """A call enters the files of the package that a section numbers, in order."""
+    stations = re.findall(r"^\d+\. `([\w/]+\.py)`", section(title), re.MULTILINE)
+    assert 5 <= len(stations) <= 10
+    assert [file for file in entered_by(run) if file in stations] == stations
 
 
 def test_the_way_of_explain_is_entered_station_by_station(tiny_model):
     assert_entered("How explain runs", lambda _: explain(tiny_model, "Once upon a time"))
+
+
+def test_an_answer_with_its_documents_enters_few_files(lm):
+    def answer(_):
+        trace = lm.explain("Once upon a time", generate=3)
+        assert trace.documents(3)
+        assert trace.sources("domain").items
+        assert trace.summary
+
+    assert len(entered_by(answer)) <= 20
 
 
 def test_the_way_of_train_is_entered_station_by_station(tiny_corpus, tmp_path):

@@ -6,8 +6,6 @@ import pytest
 
 from tests.explorer.conftest import TOKEN
 
-TEXT = "The patient was given a dose"
-BODY = {"text": TEXT, "generate": 1, "prototype": 1}
 STEER, OPENING = "/api/steer", f"/?token={TOKEN}"
 
 

@@ -38,12 +38,11 @@ def texts(count: int) -> list[dict[str, Any]]:
     return [row | {"text": row["text"][:600]} for row in rows]
 
 
-def begun_tokenizer(kind: str = "bytes", template: str = CHATML) -> PreTrainedTokenizerFast:
+def begun_tokenizer(kind: str = "bytes") -> PreTrainedTokenizerFast:
     """Return one that puts ``<s>`` before a text; of bytes, or of words that begin with a space.
 
     Args:
         kind: ``bytes``, ``first`` (a space before a text's first word alone) or ``always``.
-        template: of chats.
     """
     backend = Tokenizer(models.BPE(unk_token="<unk>", fuse_unk=True))
     alphabet = pre_tokenizers.ByteLevel.alphabet()
@@ -63,7 +62,7 @@ def begun_tokenizer(kind: str = "bytes", template: str = CHATML) -> PreTrainedTo
     tokenizer = PreTrainedTokenizerFast(
         tokenizer_object=backend, bos_token="<s>", eos_token="</s>", unk_token="<unk>"
     )
-    tokenizer.chat_template = template
+    tokenizer.chat_template = CHATML
     return tokenizer
 
 
