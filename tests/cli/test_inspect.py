@@ -245,6 +245,7 @@ def test_a_list_and_a_card(prism, document, refused, tiny_model):
     assert card["contexts"] == lens.index.to_pylist()[lens.rows_of(first)][:12]
     assert card["name"] in prism(*command, first).stdout
     assert "expected" in refused(*command, lens.num_prototypes)
+    assert "leave out --search" in refused(*command, first, "--search", "law")
     message = refused(*command, "--category", "Morphologie")
     assert "no category 'Morphologie'" in message
     assert "prismlm label" in message
@@ -350,6 +351,8 @@ def seed(place, cases):
     [
         (ATTENTION, "with_head", (), "a text or --roles, got neither"),
         (ATTENTION, "with_head", (RIVER, "--group", "nose"), "'nose': expected 'signal' or"),
+        (ATTENTION, "with_head", (RIVER, "--cases", "x"), "leave out --cases"),
+        (ATTENTION, "with_head", ("--roles", "--out", "maps.png"), "leave out --out"),
         (CHANNEL, "llama", ("--corpus", "CORPUS", "--html", "x.html"), "no channels"),
         (EFFECT, "seed", (), "expected either channels"),
         (EFFECT, "seed", ("--find",), "go together"),
@@ -357,6 +360,9 @@ def seed(place, cases):
         (EFFECT, "seed", ("--channel", "1"), "expected LAYER:CHANNEL"),
         (HEADS, "gpt2", OF_TINY, "window of 256 tokens.*64 positions"),
         (SPECTRA, "signal_noise", ("--context", 0), "--context.*greater than or equal to 2"),
+        (THEMES, "llama", ("--of", "heads", "--lens", "sample"), "leave out --lens"),
+        (THEMES, "llama", ("--corpus", "c", "--layer", 0), "leave out --corpus and --layer"),
+        (FEEDBACK, "fed_gpt2", ("texts.jsonl", "--corpus", "c"), "leave out --corpus"),
         (FEEDBACK, "fed_gpt2", (*FAST, "--check", "prob"), "Did you mean 'probe'"),
         (FEEDBACK, "gpt2", ("--corpus", "CORPUS"), "uncertainty_feedback: {enabled: true"),
     ],

@@ -127,6 +127,9 @@ def judge(
     else:
         texts = study.corpus_prompts(Corpus.open(str(corpus)), prompts_count, writing)
     named, progress = unique_names(paths), ConsoleReporter()
+    for path in paths:
+        if not path.is_dir():
+            raise InputError(f"there is no model directory {path}.")
     with orderly_end():
         result = study.run_judging(named, texts, writing, directory, judging, progress=progress)
     output.report_written(directory / study.RESULT_FILE)
@@ -172,6 +175,10 @@ def glue(
     """
     from prismlm.eval import glue as study
 
+    if search:
+        reason = "--search chooses rate and warm-up on SST-2 and MNLI"
+        others = {"from_scratch": from_scratch, "learning_rate": learning_rate, "warmup": warmup}
+        opt.check_unused(reason, tasks=tasks, **others)
     options = opt.fill(study.GlueOptions, locals())
     names, numbers = opt.split_names(tasks), _parse_seeds(seeds)
     study.select_tasks(names)

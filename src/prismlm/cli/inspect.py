@@ -80,6 +80,10 @@ def attention(
     Heads may be those of signal/noise attention or of any Hugging Face decoder.
     """
     opt.check_one_of("either a text or --roles", text, roles)
+    if roles:
+        opt.check_unused("a picture shows one text, and --roles has many", out=out)
+    else:
+        opt.check_unused("a file of sentences is for --roles", cases=cases)
     opt.check_output_files(model, cases, overwrite=overwrite, png=out)
     if out is not None:
         opt.require_packages("matplotlib")
@@ -141,6 +145,8 @@ def prototypes(
     as_json: opt.Json = False,
 ) -> None:
     """List the prototypes of a lens, or show one in full: name, tokens, where it fires."""
+    if prototype is not None:
+        opt.check_unused("one prototype is shown", search=search or None, category=category)
     from prismlm.interventions.values import Group, members_of
     from prismlm.lens.labels.catalogue import Catalogue
     from prismlm.lens.lens import MIN_PLACES
@@ -365,6 +371,12 @@ def themes(
     They are judged by their words, or with --endpoint by a language model, and compared with ten
     random sequences.
     """
+    if of == "prototypes":
+        opt.check_unused(
+            "prototypes are read from the text of their lens", corpus=corpus, layer=layer
+        )
+    else:
+        opt.check_unused(f"{of} are read from --corpus", lens=lens_name)
     server = opt.open_endpoint(endpoint, endpoint_model)
     from prismlm.probes.texts import open_text
     from prismlm.probes.themes import EndpointJudge, layer_units, prototype_units, theme_report
@@ -414,6 +426,8 @@ def uncertainty_feedback(
     from prismlm.probes import uncertainty_feedback as probe
     from prismlm.probes.texts import DEFAULT_LENGTH, open_corpus
 
+    if files:
+        opt.check_unused("texts come from FILE...", corpus=corpus)
     decoder, tokenizer = read_checkpoint(model)
     # With one pass every position has the same code, which carries no information.
     default_passes = max(2, probe.feedback_of(decoder).passes)

@@ -138,6 +138,14 @@ def check_one_of(expected: str, *values: object) -> None:
         raise InputError(f"expected {expected}, got {'both' if present else 'neither'}.")
 
 
+def check_unused(reason: str, **given: object) -> None:
+    """Raise InputError if options are given, not None or False, that would have no effect."""
+    names = [name for name, value in given.items() if value is not None and value is not False]
+    if names:
+        options = " and ".join(f"--{name.replace('_', '-')}" for name in names)
+        raise InputError(f"{reason}: leave out {options}.")
+
+
 def check_output_files(*inputs: Path | str | None, overwrite: bool, **files: Path | None) -> None:
     """Check output files, passed by their extensions, as :func:`check_outputs`."""
     check_outputs(*files.values(), inputs=inputs, overwrite=overwrite)

@@ -66,7 +66,7 @@ def read_columns(path: Path, columns: Sequence[str], remedy: str = "") -> pa.Tab
     try:
         table = pq.read_table(path)
     except (OSError, pa.ArrowException) as error:
-        raise FormatError(f"{path} cannot be read as Parquet: {error}. {remedy}") from error
+        raise FormatError(f"{path} cannot be read as Parquet: {error!r}. {remedy}") from error
     if not len(table) or not set(columns) <= set(table.column_names):
         raise FormatError(
             f"{path} has {len(table):,} rows of the columns {', '.join(table.column_names)}: "

@@ -48,6 +48,7 @@ CASES = {
     },
     abbreviation: {
         "Doctor Smith arrived.": {"Dr. Smith arrived."},
+        "Dr. Smith arrived.": {"Doctor Smith arrived."},
         "He lives in the United States.": {"He lives in the U.S.", "He lives in the US."},
         "It rose 5 percent in January 2004.": {
             "It rose 5% in January 2004.", "It rose 5 percent in Jan. 2004.",
@@ -55,6 +56,8 @@ CASES = {
         "It is 5 km long.": {"It is 5 kilometers long."},
         "An advertisement was shown.": {"An ad was shown."},
         "See Volume 2 of it.": {"See Vol. 2 of it."},
+        "TV is dull.": {"Television is dull."},
+        "Acme Corporation grew.": {"Acme Corp. grew."},
     },
     gender: {
         "He lost his hat.": {"She lost her hat."},
@@ -68,6 +71,7 @@ CASES = {
         "We can see it.": {"We cannot see it."},
         "They had left it, and have seen it.": {"They had left it, and have not seen it."},
         "I don't like it.": {"I do like it."},
+        "It won't rain.": {"It will rain."},
         "He cannot swim.": {"He can swim."},
     },
     number: {

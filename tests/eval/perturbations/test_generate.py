@@ -12,6 +12,7 @@ from prismlm.eval.perturbations.generate import (
     make_slice,
     read_sentences,
     sentences_of,
+    similarity,
     write_pairs,
 )
 from prismlm.eval.robustness import INTERVENTIONS, SLICES
@@ -61,6 +62,15 @@ def test_a_slice_has_what_there_is_and_is_refused_if_that_is_nothing(model):
     assert len(make_slice("gender", sentences, PairOptions(per_slice=3), model)) == 2
     with pytest.raises(InputError, match="'gender' has no pairs in 1 sentences"):
         make_slice("gender", {"ag_news": ["It rained all day."]}, PairOptions(3), model)
+
+
+def test_paraphrases_are_more_similar_than_other_sentences(model):
+    others = ("He was glad.", "He was happy.", "The company sold its steel works in March.")
+    pairs = [("He was happy.", other) for other in others]
+    near, same, far = similarity(model, pairs)
+    assert far < 0.3 < 0.75 < near < same == pytest.approx(1)
+    # Other sentences of the batch change nothing.
+    assert similarity(model, pairs[:1])[0] == pytest.approx(near, abs=2e-4)
 
 
 # -- sentences

@@ -61,6 +61,10 @@ def test_a_line_that_is_no_case_is_named(tmp_path, line):
         load_cases(path)
     with pytest.raises(InputError, match=r"bundled sets covid, men.*Did you mean 'women'"):
         load_cases("woman")
+    for content, message in ((b"\n", "holds no cases"), (b'{"concept": "caf\xe9"}', "utf-8")):
+        path.write_bytes(content)
+        with pytest.raises(InputError, match=message):
+            load_cases(path)
 
 
 def test_targets_in_tokens(tokenizer):
@@ -255,6 +259,9 @@ def test_a_word_ends_where_no_letter_follows():
     # After the end of a sequence another begins, whatever token that is.
     read = read_of([0, 1, 0, 4, 2], [0, 5, 2], [1, 0])
     assert word_ends(letters, forms, read)["girl"].tolist() == [2, 4, 5, 7, 9]
+    # A word of several tokens ends at the last, within one sequence.
+    read = read_of([0, 1, 0, 4], [0], [1, 0, 1])
+    assert word_ends(letters, {"girls": ((0, 1),)}, read)["girls"].tolist() == [1, 7]
 
 
 def test_the_channel_of_a_word_is_found(corpus, planted, sequences, words):
@@ -276,6 +283,8 @@ def test_the_channel_of_a_word_is_found(corpus, planted, sequences, words):
     assert result["words"] == {word: int((ids == token).sum())}
     ranked = [row["difference"] for row in result.rows]
     assert ranked == sorted(ranked, reverse=True)
+    # A gate that never varies does not stand out at any word.
+    assert {row["difference"] for row in result.rows if row["layer"] == 1} == {0}
     assert result["p"] == 0.01
     assert result["shuffled_mean"] < best["difference"]
     # A word that no channel was made for does not stand out among words.

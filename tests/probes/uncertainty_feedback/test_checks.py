@@ -104,8 +104,12 @@ def test_ablation_of_a_model_that_uses_its_codes():
     assert effects(table) == ["above 0"]
 
 
-def test_ablation_of_a_table_of_zeros_and_of_equal_codes():
+def test_ablation_of_a_table_of_equal_rows_or_zeros_and_of_equal_codes():
     model, feedback = make_fed_gpt2()
+    set_table(feedback, drawn(1))
+    _, zero, *others = ablation(inputs_of(model, TEXTS, own_codes(model, TEXTS, 2))).rows
+    assert [row["change"] for row in others] == [Interval(0, 0, 0)] * 2
+    assert zero["change"].value != 0
     set_table(feedback, torch.zeros(1, 16))
     for row in ablation(inputs_of(model, TEXTS, own_codes(model, TEXTS, 2))).rows[1:]:
         assert row["change"] == Interval(0, 0, 0)

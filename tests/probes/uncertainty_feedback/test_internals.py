@@ -174,6 +174,12 @@ def test_a_code_that_is_fed_can_be_read_and_a_shuffled_one_cannot():
     assert table.findings[0]["effect"] == "may be chance"
 
 
+def test_codes_that_are_all_the_same_are_no_negative_finding():
+    model, _ = make_fed_gpt2()
+    (result,) = code_probe(inputs_of(model, random_texts(*[24] * 8), passes=1)).findings
+    assert (result["value"], result["effect"]) == (None, "undefined")
+
+
 def test_ridge_is_the_closed_form():
     generator = torch.Generator().manual_seed(0)
     x, noise = torch.randn(8, 21, generator=generator, dtype=torch.float64).split([20, 1], 1)

@@ -114,8 +114,10 @@ def read_rows(path: Path, keys: Sequence[str]) -> list[dict[str, str]]:
     expected = f"expected lines of JSON with {', '.join(keys)}, each a text"
     try:
         rows = read_json(path, parse_options=options).to_pylist()
-    except (OSError, pa.ArrowException) as error:
+    except (OSError, UnicodeDecodeError, pa.ArrowException) as error:
         raise InputError(f"{path} cannot be read ({error}): {expected}.") from error
+    if not rows:
+        raise InputError(f"{path} holds no cases: {expected}.")
     for number, row in enumerate(rows, 1):
         if not all((row[key] or "").strip() for key in keys):
             raise InputError(f"row {number} of {path} is {shown(row)}: {expected}.")
