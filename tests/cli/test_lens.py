@@ -225,6 +225,7 @@ def test_a_server_that_is_down_changes_nothing(refused, labelled):
 
 def test_label_needs_an_endpoint_and_its_model(refused):
     assert "go together" in refused("label", "no such model", "--endpoint", "http://host/v1")
+    assert "goes with --endpoint" in refused("label", "no such model", "--prototypes", 3)
 
 
 @pytest.mark.parametrize("to", ["sae-lens", "neuronpedia"])

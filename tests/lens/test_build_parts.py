@@ -105,6 +105,18 @@ def test_a_worker_of_the_second_stage_does_not_count_the_jobs(part, in_ranges, m
     assert counted.call_count == 2  # by who starts the workers, and who writes the lens
 
 
+def test_parts_unlike_each_other_are_refused(part, in_ranges):
+    """Before anything is made of them; the parts of the others are good."""
+    part = replace(part, options=RANGES, merge=False)
+    unlike = replace(part, lens=part.lens.with_name("unlike"), options=replace(RANGES, contexts=3))
+    part(None, 0, 2)
+    unlike(None, 1, 2)  # at the same time, so that it saw no other part
+    Parts(unlike.lens, 2).part(1).rename(Parts(part.lens, 2).part(1))
+    with pytest.raises(InputError, match=r"unlike each other \(contexts: 4 → 3\).*--overwrite"):
+        index_in_parts(part, 2)
+    assert_same_lens(in_ranges, index_in_parts(replace(part, overwrite=True), 2))
+
+
 def drive(part, engine="local"):
     """Index as a command of its own does, in a process group of its own."""
     os.setsid()

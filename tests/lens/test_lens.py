@@ -8,6 +8,8 @@ import pytest
 
 import prismlm
 from prismlm.corpus import build_corpus
+from prismlm.errors import StaleLensError
+from prismlm.lens import store
 from prismlm.lens.build import IndexOptions, build_index
 from prismlm.lens.lens import OwnText, inspect_lens, joined, sentence_around, verdict
 from prismlm.lens.suffixes import Suffixes
@@ -99,6 +101,16 @@ def test_adjacent_tokens_are_joined():
     ):
         spans = [(text.index(word), text.index(word) + len(word)) for word in words]
         assert [text[slice(*span)] for span in joined(text, spans)] == marked
+
+
+@pytest.mark.parametrize("table", ["index", "suffixes"])
+def test_a_table_of_another_lens_is_not_read(tiny_model, tmp_path, monkeypatch, table):
+    """However large, so that its digest is not compared."""
+    monkeypatch.setattr(store, "COMPARED_BYTES", 0)
+    lens = prismlm.load(shutil.copytree(tiny_model, tmp_path / "model")).lens
+    change_meta(lens.path, tokens=1)
+    with pytest.raises(StaleLensError, match="rebuilt or removed"):
+        getattr(lens, table)
 
 
 def test_a_lens_says_whether_it_had_enough_text():

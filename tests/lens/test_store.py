@@ -152,7 +152,11 @@ def test_answers_from_a_store_equal_those_from_a_disk(lm, tiny_model, address, m
     assert stored.explain(TEXT, generate=3).to_dict() == expected.to_dict() | same
     assert files.bytes_read == read  # everything was in the cache
     assert stored.lens.names == lm.lens.names
+    copy = stored.lens.path / layout.INDEX_FILE
+    copy.unlink(missing_ok=True)
+    copy.write_bytes(b"damaged")
     assert inspect_lens(stored.lens) == inspect_lens(lm.lens)
+    assert copy.read_bytes() == (lm.lens.path / copy.name).read_bytes()
     arguments = ["explain", str(tiny_model), TEXT, "--lens", address, "--json"]
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 0, result.output

@@ -14,6 +14,7 @@ from prismlm.cli import options as opt
 from prismlm.cli import output
 from prismlm.cli.options import argument, flag, option
 from prismlm.cli.progress import ConsoleReporter
+from prismlm.errors import InputError
 from prismlm.progress import SILENT
 
 if TYPE_CHECKING:
@@ -121,6 +122,8 @@ def label(
     With --endpoint a language model names them. Run again to resume.
     """
     server = opt.open_endpoint(endpoint, endpoint_model, concurrency, timeout)
+    if server is None and prototypes is not None:
+        raise InputError("--prototypes goes with --endpoint URL.")
     from prismlm.lens.labels.write import ask_for_names, label_lens
 
     lm, lens = opt.open_with_lens(model, lens_name)

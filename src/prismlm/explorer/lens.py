@@ -36,6 +36,7 @@ def routes(session: Session) -> APIRouter:
 def _add_prototypes(router: APIRouter, session: Session) -> None:
     def catalogue() -> Catalogue:
         session.lm.lens_for("list of its prototypes")
+        session.refresh()
         assert session.catalogue is not None
         return session.catalogue
 

@@ -79,12 +79,8 @@ class Session:
 
     def refresh(self) -> None:
         """Reload the names of the prototypes if they changed; StaleLensError for another lens."""
-        lens = self.lm.lens
-        if lens is not None:
-            before = lens.meta
-            lens.check_unchanged()
-            if lens.meta is not before:
-                self.catalogue = Catalogue(lens)
+        if self.catalogue is not None:
+            self.catalogue = self.catalogue.current()
 
     def trace(self, key: str) -> Trace:
         """Return the trace of an answer; InputError if it is unknown, unfinished or too long."""

@@ -28,7 +28,7 @@ from prismlm.lens.scan import Scan, check_size, scanned_positions
 from prismlm.ops import top_contexts
 from prismlm.parts import Parts
 from prismlm.progress import SILENT, Reporter
-from prismlm.run_state import RUN_FILE, Busy, writing
+from prismlm.run_state import RUN_FILE, Busy, check_same, read_note, writing
 
 if TYPE_CHECKING:
     from prismlm.corpus.store import Corpus
@@ -138,6 +138,11 @@ class Assembly:
             ]
 
     def _count(self) -> dict[str, int]:
+        what = f"the parts of {self.parts.out} are unlike each other"
+        way_out = "With --overwrite, those that this command would make otherwise are made again."
+        first, *others = (read_note(p / RUN_FILE, self.parts.path) for p in self._finished_parts)
+        for other in others:  # before jobs are made of them, which --overwrite would keep
+            check_same(what, first, other, way_out)
         counts = {"cells": len(self.cells.ranges)}
         if self.corpus is not None:
             counts["contexts"] = -(-len(self.cells.counts) // PROTOTYPES_OF_A_JOB)

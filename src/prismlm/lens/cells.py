@@ -210,7 +210,7 @@ def open_codes(directory: Path | None, name: str, width: int) -> Codes:
     if directory is None:
         centres = np.zeros((parts_of(width, name), CENTRES, PARTS[name]), np.float32)
     else:
-        centres = np.load(directory / layout.CELL_CENTRES_FILE)
+        centres = np.array(layout.open_array(directory / layout.CELL_CENTRES_FILE))
     return ProductCodes(width, centres)
 
 

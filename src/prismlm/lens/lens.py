@@ -214,6 +214,7 @@ class Lens:
     @cached_property
     def index(self) -> pa.Table:
         """``index.parquet``: the kept contexts, by prototype and rank."""
+        self.check_unchanged()
         self.files.check([layout.INDEX_FILE])
         return layout.read_table(self.path / layout.INDEX_FILE)
 
@@ -282,6 +283,7 @@ class Lens:
     def _stored(self) -> Suffixes | None:
         if suffixes.DOCUMENTS_FILE not in self.meta.files:
             return None
+        self.check_unchanged()
         self.files.check([name for name in self.meta.files if name.startswith("suffixes-")])
         return Suffixes(self.files)
 

@@ -218,10 +218,12 @@ class StoredFiles(LensFiles):
         return copy
 
     def check(self, names: Collection[str] | None = None) -> None:
-        """Copy files, and compare them with their digests; without ``names``, all files."""
+        """Copy files, and compare them with their digests; without ``names``, all, copied anew."""
         assert self.meta is not None
         for name in self.meta.files if names is None else names:
             if not name.startswith(LARGE):
+                if names is None:  # a copy may have been damaged since
+                    (self.path / name).unlink(missing_ok=True)
                 self.local(name)
             elif names is None:
                 with self._errors(name), self._fs.open(f"{self._root}/{name}", "rb") as file:

@@ -2,6 +2,7 @@
 
 import pytest
 
+import prismlm
 from prismlm.lens.labels.catalogue import Catalogue
 from prismlm.lens.labels.write import write_columns
 from tests.helpers.named_lens import named_model
@@ -29,6 +30,25 @@ def test_queries_of_every_length(catalogue, sort):
         assert catalogue.search(query, sort, everything=True).tolist() == expected
         listed = [number for number in expected if catalogue.lens.cell_sizes[number] >= 10]
         assert catalogue.search(query, sort).tolist() == listed
+
+
+def test_numbers_names_tokens_and_contexts_are_searched(catalogue):
+    lens = catalogue.lens
+    context = next(row for row in lens.index.to_pylist() if row["after"])
+    words, number = sorted(context["after"].split(), key=len)[-2:], context["prototype"]
+    token = lens.prototypes["top_tokens"][number].as_py()[0]
+    for query in (f"#{number}", lens.names[number], token, " ".join(words)):
+        assert number in catalogue.search(query, "id", everything=True)
+
+
+def test_new_names_are_listed_whoever_notices_them_first(tiny_model, tmp_path):
+    lens = named_model(tiny_model, tmp_path / "model").lens
+    catalogue = Catalogue(lens)
+    assert catalogue.current().row(7)["name"] == "word7 → next7"
+    names = [f"new {number}" for number in range(lens.num_prototypes)]
+    write_columns(prismlm.load(tmp_path / "model").lens, {"name": names}, map=None)
+    _ = lens.cells  # as an answer reads them
+    assert catalogue.current().row(7)["name"] == "new 7"
 
 
 def test_of_names_that_tell_as_much_those_with_most_text_come_first(tiny_model, tmp_path):

@@ -1,12 +1,21 @@
 """Questions to a real server on this machine, which answers well, badly or not at all."""
 
+import re
 from dataclasses import replace
 
 import pytest
 
 from prismlm.errors import InputError
 from prismlm.lens.labels.contexts import CATEGORIES
-from prismlm.lens.labels.endpoint import Endpoint, NoAnswer, Question, Session
+from prismlm.lens.labels.endpoint import (
+    PROMPTS,
+    Endpoint,
+    NoAnswer,
+    Question,
+    Session,
+    fenced,
+    prompt,
+)
 from prismlm.progress import SILENT
 from tests.helpers.chat_server import ChatServer, completion
 
@@ -51,7 +60,7 @@ def test_an_answer_is_asked_for_once_by_schema_and_with_a_key(session, monkeypat
     assert schema["strict"] is True
 
 
-@pytest.mark.parametrize("status", [400, 500])
+@pytest.mark.parametrize("status", [400, 422, 500])
 def test_a_server_that_refuses_a_schema_is_asked_without(session, status):
     refusal = status, errors("response_format: no such type")
     with ChatServer(lambda request, _: refusal if "response_format" in request else GOOD) as server:
@@ -150,9 +159,19 @@ def test_damaged_answers_are_asked_for_again(tmp_path):
     assert Session(replace(endpoint, model="other"), path).stored(first) is None
 
 
+def test_prompts_have_every_category_and_text_cannot_leave_its_fence():
+    assert set(re.findall(r'^- "(.*?)":', PROMPTS["name"], re.MULTILINE)) == set(CATEGORIES)
+    text = fenced("a $name\nb")
+    inside = fenced(text + "\n# again")
+    assert inside.splitlines()[0] not in text
+    assert inside in prompt("name", data=inside)
+
+
 def test_a_bad_endpoint_is_refused():
     for settings, message in (
         ({"url": "localhost:8080"}, "expected a URL such as http"),
+        ({"url": "http://host:port/v1"}, "expected a URL such as http"),
+        ({"url": "http://me:secret@host/v1"}, "is 'host/v1': expected .* without a password"),
         ({"url": "http://host/v1", "timeout": 0}, "timeout is 0"),
     ):
         with pytest.raises(InputError, match=message):

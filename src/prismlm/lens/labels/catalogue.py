@@ -20,7 +20,12 @@ class Catalogue:
     """The prototypes of a lens, with their texts and orders computed on first use."""
 
     def __init__(self, lens: Lens) -> None:
-        self.lens = lens
+        self.lens, self._meta = lens, lens.meta
+
+    def current(self) -> Catalogue:
+        """Return it, or one of names that were written since; StaleLensError for another lens."""
+        self.lens.check_unchanged()
+        return self if self._meta is self.lens.meta else Catalogue(self.lens)
 
     @cached_property
     def rows(self) -> list[dict[str, Any]]:

@@ -27,7 +27,7 @@ from prismlm.run_state import keeping
 
 # Local servers want some key and ignore its value.
 KEY_VARIABLE, NO_KEY = "OPENAI_API_KEY", "none"
-URL = re.compile(r"https?://\S+")
+URL = re.compile(r"https?://(\[[0-9a-fA-F:]+\]|[\w.-]+)(:\d{1,5})?(/[^@\s]*)?")
 # Enough for a model that reasons before it answers; one that never stops is cut off.
 MAX_TOKENS = 2048
 # Give up when more than half of the first 8 questions fail, or 32 in a row.
@@ -145,8 +145,8 @@ class Endpoint:
     def __post_init__(self) -> None:
         if not URL.fullmatch(self.url):
             raise InputError(
-                f"the endpoint is {shown(self.url)}: expected a URL such as "
-                f"http://localhost:8080/v1; {KEY_VARIABLE} holds a key."
+                f"the endpoint is {shown(self.url.rpartition('@')[2])}: expected a URL such as "
+                f"http://localhost:8080/v1, without a password; {KEY_VARIABLE} holds a key."
             )
         check_whole("the concurrency", self.concurrency, 1, 1024)
         check_number("the timeout", self.timeout, "seconds above 0", lambda value: value > 0)
@@ -229,10 +229,11 @@ class Session:
         }
         chat: Any = self._client.chat.completions
         create = partial(chat.create, model=self.endpoint.model, messages=messages)
+        refusals = openai.BadRequestError, openai.UnprocessableEntityError
         try:
             try:
                 reply = create(**({} if self._plain else options))
-            except (openai.BadRequestError, openai.InternalServerError):
+            except (*refusals, openai.InternalServerError):
                 # Options that have worked before are not the cause.
                 if self.tally["requests"] and not self._plain:
                     raise

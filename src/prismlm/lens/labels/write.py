@@ -26,7 +26,7 @@ import numpy as np
 import pyarrow as pa
 from torch import nn
 
-from prismlm.errors import InputError
+from prismlm.errors import InputError, check_whole
 from prismlm.files import atomic_file
 from prismlm.lens import layout
 from prismlm.lens.labels import contexts
@@ -243,6 +243,8 @@ def ask_for_names(
     Answers are kept in ``.NAME.answers.jsonl`` next to the lens. ``prototypes`` limits how many are
     named, those with the most positions first.
     """
+    if prototypes is not None:
+        check_whole("the prototypes", prototypes)
     path = lens.path.with_name(f".{lens.path.name}.answers.jsonl")
     session, places = Session(endpoint, path), labelling.places
     first = np.searchsorted(places.cell, np.arange(len(labelling.labels) + 1))
