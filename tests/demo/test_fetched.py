@@ -16,7 +16,7 @@ from prismlm.demo.fetch import Unreachable
 from prismlm.demo.fetched import run_fetched
 from prismlm.demo.prompts import QUESTIONS
 from prismlm.demo.texts import documents, pairs_path
-from prismlm.errors import FormatError
+from prismlm.errors import FormatError, InputError
 from prismlm.lens.labels.map import map_lens
 from prismlm.training import AttachOptions, FitOptions, LoraOptions, attach
 from tests.helpers.chats import TEMPLATE
@@ -123,3 +123,14 @@ def test_without_a_network_nothing_is_begun(tmp_path, monkeypatch):
     with pytest.raises(Unreachable):
         run_fetched(tmp_path / "here" / "demo")
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_cannot_be_built_is_refused_before_anything_is_fetched(fetched, tmp_path, monkeypatch):
+    count = len(fetched)
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(InputError, match="current directory"):
+        run_fetched(Path())
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    with pytest.raises(InputError, match=r"prismlm\[demo\]"):
+        run_fetched(tmp_path / "demo")
+    assert len(fetched) == count

@@ -137,7 +137,7 @@ def test_fitted_weights_predict_better(lm, states, fitted):
     ("options", "message"),
     [
         ({"prototypes": 0}, "FitOptions.prototypes is 0: expected above 0"),
-        ({"seed": -1}, "seed is -1: expected 0"),
+        ({"seed": -1}, "seed is -1: expected from 0 on"),
         ({"epochs": math.nan}, "epochs is nan"),
         ({"prototypes": 4, "prototypes_per_token": 5}, "at most the number of prototypes, 4"),
     ],

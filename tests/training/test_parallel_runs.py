@@ -9,6 +9,7 @@ from safetensors.torch import load_file
 
 from prismlm.errors import InputError
 from prismlm.training import build_recipe, train
+from prismlm.training.parallel import blocks, recompute_activations
 from prismlm.training.setup import ShuffledSignal
 from tests.helpers.processes import gradients_of
 from tests.helpers.spread_runs import (
@@ -163,3 +164,20 @@ def test_both_processes_stopped_at_the_same_step_and_one_wrote(launched):
 def test_another_number_of_processes_does_not_resume(launched):
     with pytest.raises(InputError, match="processes: 2 → 1"):
         train(build_recipe(launched[0]["ddp"]), resume=True)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_recomputed_activations_give_the_same_loss_and_gradients(family):
+    """With dropout: the second pass draws what the first drew."""
+    results, runs = [], []
+    for recompute in (False, True):
+        model = make(**arguments_of(family) | {"dropout": 0.3}).train()
+        if recompute:
+            recompute_activations(model.model)
+        block = blocks(model.model)[0]
+        mixer = block.attention if family == "signal-noise" else block.mixer
+        mixer.register_forward_hook(lambda *_, recompute=recompute: runs.append(recompute))
+        torch.manual_seed(5)
+        results.append(gradients_of(model, [packed_rows()]))
+    assert runs == [False, True, True]
+    torch.testing.assert_close(results[1], results[0], rtol=1e-5, atol=1e-7)

@@ -27,7 +27,10 @@ def write(directory: Path, text: str) -> Path:
         ("head: {prototypes: many}", ["head.prototypes is 'many'", "valid integer"]),
         ("head: {prototypes: 8, prototypes_per_token: 9}", ["head", "at most prototypes, 8"]),
         ("data: {packing: pad}", ["data.packing is 'pad'", "'packed' or 'padded'"]),
-        ("head: {initialise_at_step: 200}", ["initialise_at_step is 200", "200 steps"]),
+        (
+            "head: {initialise_at_step: 200}",
+            ["initialise_at_step is 200", "200 steps", "trained; lower it."],
+        ),
         ("epochs: 3", ["either steps or epochs"]),
         ("optimizer: {schedule: linear, final_learning_rate_share: 0.1}", ["not 'linear'"]),
         ("optimizer: {learning_rate: .nan}", ["optimizer.learning_rate is nan"]),

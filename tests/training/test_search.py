@@ -63,6 +63,7 @@ def toy(tiny_corpus, tmp_path):
         ({"optimizer.learning_rate": {"low": -1.0, "high": 1.0}}, "learning_rate is -1.0"),
         ({"batch_size": [4, 8.5]}, "batch_size is 8.5"),
         ({"batch_size": 4}, "search.space.batch_size"),
+        ({"head.scale": [1.0, 2.0]}, "no gradient of the head reaches the model"),
     ],
 )
 def test_a_wrong_space_names_the_key_and_what_is_allowed(toy, space, expected):
@@ -221,6 +222,7 @@ def test_the_command_goes_on_after_trials_that_diverge(toy, tmp_path):
     # With this seed the first two draws are the first choice, and the third is the other.
     space = {"optimizer.learning_rate": [1e30, 3e-3]}
     path = written(with_search(toy, sampler="random", space=space) | {"seed": 3}, tmp_path)
+    assert "of one run" in run("--dry-run").stderr
     shown = run()
     assert shown.exit_code == 0, shown.output
     assert "3 trials, 2 failed" in shown.stdout

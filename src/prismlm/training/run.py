@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import signal
 import statistics
 import tempfile
@@ -118,6 +119,7 @@ def train(
     out = recipe.out
     with ExitStack() as stack, quiet_transformers():
         parallel.on_main(lambda: check_new(out, resume=resume))
+        _check_trackers(recipe)
         parallel.on_main(lambda: stack.enter_context(writing(out, within=True)))
         prepared = prepare(recipe, without)
         parallel.on_main(lambda: _begin(prepared))
@@ -163,6 +165,14 @@ def check_new(out: Path, *, resume: bool) -> None:
     check_ours(out, RUN_FILE, "train")
     if (out / RUN_FILE).is_file() and not resume:
         raise InputError(f"{out} holds a training run. Resume it with --resume, or remove it.")
+
+
+def _check_trackers(recipe: Recipe) -> None:
+    for name in recipe.logging.report_to:
+        if importlib.util.find_spec(name) is None:
+            raise InputError(
+                f"logging.report_to names {name!r}, which is not installed: pip install {name}."
+            )
 
 
 def result_settings(run: dict[str, Any]) -> dict[str, Any]:

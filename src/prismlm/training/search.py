@@ -43,6 +43,8 @@ FIXED = {
 }
 # Scaled when a trial takes more or fewer steps.
 STEP_KEYS = ("steps", "head.initialise_at_step", "evaluation.every", "checkpoint.every")
+# They change no cross-entropy while no gradient of the head reaches the model.
+HEAD_KEYS = ("head.", "losses.", "optimizer.head_")
 # Errors that end a trial, but not the search.
 FAILURES = (DivergenceError, InputError, torch.OutOfMemoryError)
 
@@ -163,7 +165,7 @@ def check_search(recipe: Recipe, *, resume: bool) -> None:
 
 
 def check_space(recipe: Recipe) -> None:
-    """Check every key of a search space, with every choice or both ends of its range."""
+    """Check every key of a search space, with every choice or both ends, and that each matters."""
     known = [key for key in flat(recipe.to_dict()) if not {key, key.split(".")[0]} & FIXED]
     for key, dimension in recipe.search.space.items():
         # Keys of the model are checked by building it.
@@ -175,6 +177,14 @@ def check_space(recipe: Recipe) -> None:
         ends = (dimension.low, dimension.high) if isinstance(dimension, Range) else dimension
         for value in ends:
             recipe_with(recipe, {key: value})
+    space, head = recipe.search.space, recipe.head
+    without_effect = [key for key in space if key.startswith(HEAD_KEYS)]
+    if without_effect and "head.detach" not in space and (head.detach or not head.enabled):
+        raise InputError(
+            f"search.space: {without_effect[0]} does not affect the cross-entropy by which trials "
+            "are compared, since no gradient of the head reaches the model. Leave it out, or set "
+            "head.enabled to true and head.detach to false."
+        )
 
 
 def recipe_with(recipe: Recipe, values: Mapping[str, Scalar], **changes: Any) -> Recipe:

@@ -280,7 +280,7 @@ def train_without(
         )
     read: dict[str, str] = attached.get("read") or provenance.get("corpus") or {}
     lens, left_out = lm.lens_for("document to leave out"), set(doc_ids)
-    corpus = lens.corpus_for("training again")
+    corpus = lens.corpus_for("training again reads it")
     if read.get("fingerprint") != corpus.fingerprint:
         raise InputError(
             f"the lens {lens.name} is of another corpus than {lm.path} was trained on: choose the "
@@ -316,14 +316,14 @@ def untaught(lm: OpenedModel) -> PreTrainedModel:
     model, base = read_checkpoint(lm.path, device=device)[0], load_sidecar(lm.path).base
     if any(weight.dtype.itemsize < 4 for weight in model.parameters()):
         try:
-            taught, path = model, find_base(base.name, base.revision).path
-            model = read_checkpoint(path, device=device)[0]
-            load_sidecar(lm.path, model)
+            path = find_base(base.name, base.revision).path
+            plain = read_checkpoint(path, device=device)[0]
+            load_sidecar(lm.path, plain)
             for name, update in adapter_updates(model, lm.path / ADAPTER):
-                weight = model.get_parameter(name)
-                merged = (weight.double() + update).to(weight.dtype)
-                if not torch.equal(merged, taught.get_parameter(name)):
+                weight, before = model.get_parameter(name), plain.get_parameter(name)
+                if not torch.equal((before.double() + update).to(weight.dtype), weight):
                     raise InputError(f"with the adapter, {name} is not that of the model.")
+                weight.copy_(before)
         except PrismError as error:
             raise InputError(
                 f"an adapter cannot be taken out of {lm.path}, which is in half precision, and "
