@@ -194,6 +194,8 @@ def test_texts_become_a_corpus_which_may_be_smaller_than_the_prototypes(base, tm
     for number in range(80):
         (texts / f"{number}.txt").write_text(f"The story of house number {number}. " * 8)
     many, out = replace(OPTIONS, fit=FitOptions(prototypes=10**7), window=32), tmp_path / "model"
+    with pytest.raises(InputError, match="typo does not exist"):
+        attach(str(base), [tmp_path / "typo"], out, many)
     with pytest.raises(InputError, match="fewer than the 10,000,000 prototypes"):
         attach(str(base), [texts], out, many)
     # What the message advises is then possible in the same place; without a number, one that fits.

@@ -62,7 +62,7 @@ def toy(tiny_corpus, tmp_path):
         ({"optimizer.learning_rate": {"low": 0, "high": 1, "log": True}}, "has no logarithm"),
         ({"optimizer.learning_rate": {"low": -1.0, "high": 1.0}}, "learning_rate is -1.0"),
         ({"batch_size": [4, 8.5]}, "batch_size is 8.5"),
-        ({"batch_size": 4}, "search.space.batch_size"),
+        ({"batch_size": {"low": 4}}, "search.space.batch_size.high is missing"),
         ({"head.scale": [1.0, 2.0]}, "no gradient of the head reaches the model"),
     ],
 )

@@ -212,18 +212,19 @@ def _begin(
 ) -> None:
     """Store the settings, or check that they are those of the run to resume.
 
-    Until a part is finished, rejected options can be corrected.
+    Until a part is finished, rejected options and texts can be corrected, but not the model.
     """
     model = str(base.path.resolve()) if base.revision is None else base.name
-    inputs = {"model": model, "revision": base.revision}
-    inputs["corpus"] = [str(Path(path).resolve()) for path in corpus]
-    used = {k: v for k, v in flat(asdict(options)).items() if k not in FREE_TO_CHANGE}
-    settings = inputs | used
+    bound = {"model": model, "revision": base.revision}
+    settings = bound | {"corpus": [str(Path(path).resolve()) for path in corpus]}
+    settings |= {k: v for k, v in flat(asdict(options)).items() if k not in FREE_TO_CHANGE}
     if (out / ATTACH_FILE).is_file():
         before = read_note(out / ATTACH_FILE, out)
         parts = (ADAPTER, EFFECT_FILE, META_FILE, f"{WORK}/{STATES}/{scan.META_FILE}")
         if not any((out / part).exists() for part in parts):
-            before = {name: before.get(name) for name in inputs} | used
+            if before.get("corpus") != settings["corpus"]:
+                shutil.rmtree(out / CORPORA, ignore_errors=True)
+            before = settings | {name: before.get(name) for name in bound}
         way_out = "Restore these settings, or choose another --out."
         check_same(f"{out} was begun with other settings", before, settings, way_out)
     if not (out / ADAPTER).exists():

@@ -332,7 +332,8 @@ def build_recipe(settings: dict[str, Any], source: str = "recipe") -> Recipe:
 
 def _explain(error: Any) -> str:
     """Turn one of pydantic's errors into a sentence that names the key."""
-    key = ".".join(map(str, error["loc"]))
+    # Without the names that pydantic gives to the kinds of an entry of search.space.
+    key = ".".join(part for part in map(str, error["loc"]) if "[" not in part)
     if error["type"] == "extra_forbidden":
         return f"there is no setting {key!r}.{suggest(key, [*_keys(Recipe)])}"
     if error["type"] == "value_error":
