@@ -98,6 +98,7 @@ def test_the_cost_needs_a_corpus(prism, tiny_model, tmp_path):
         ((TEXT, "--prototype", 7, "--category", "Law"), "--prototype and --category"),
         ((TEXT, "--category", "Law", "--strength", -0.5), "no categories yet"),
         ((TEXT, "--category", "Law", "--strength", 1, "--edit", "scale"), "is for --prototype"),
+        ((*CLAMP, "--file", "a.txt", "--generate", 5), "leave out --generate"),
         (CLAMP, "got neither"),
         ((TEXT, "--only", "residual", *CLAMP), "leaves no prototypes"),
     ],
@@ -282,6 +283,7 @@ def test_what_suppress_refuses(refused, suppressing, tmp_path):
         ((out, "--examples", few), "there are 2 examples"),
         ((out, "--keep", few), "2 texts to keep"),
         ((out, "--target", 2), "the target is 2"),
+        ((out, "--tasks", "piqa"), "leave out --tasks"),
         ((out, "--questions", 2, "--tasks", "piqa", "--data", tmp_path), "piqa is not a directory"),
     ):
         assert words in refused(*suppressing, *arguments)

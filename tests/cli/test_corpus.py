@@ -87,6 +87,9 @@ def test_bad_arguments(prism, refused, texts, tmp_path):
     assert "No tokenizer could be loaded" in refused(*build, "--tokenizer", tmp_path)
     assert "below 1" in refused(*build, "--heldout", 2)
     assert "got both" in refused(*build, "--dataset", "x")
+    assert "leave out --data-files and --split" in refused(
+        *build, "--data-files", "x", "--split", "test"
+    )
     bad = tmp_path / "bad.jsonl"
     bad.write_text('{"text": "a"}\n{"text"')
     assert "bad.jsonl:2 is not valid JSON" in refused("corpus", "build", bad, "--out", out)

@@ -160,7 +160,11 @@ def test_bad_input_is_refused(refused, tiny_model, tmp_path):
         ([TEXT, "--tokens", "one"], ["--tokens one", "A:B"]),
         ([TEXT, "--tokens", "900:"], ["predictions"]),
         (["word " * 600], ["reads 512"]),
-        ([TEXT, "--parts", "2", "--json", "--parquet", tmp_path / "t.parquet"], ["--json"]),
+        ([TEXT, "--parts", "2"], ["add --parquet"]),
+        (
+            [TEXT, "--parts", "2", "--parquet", tmp_path / "t.parquet", "--by", "source", "--json"],
+            ["leave out --by and --json"],
+        ),
     ):
         message = refused("explain", tiny_model, *arguments)
         assert all(word in message for word in words), message

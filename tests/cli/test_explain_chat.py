@@ -118,6 +118,7 @@ def test_chats_that_cannot_be_used_are_refused(refused, model, tiny_model, chats
         message = refused(*arguments)
         assert "chats.jsonl:1" in message
         assert "chat template" in message
+    assert "only chats" in refused("explain", model, "--file", chats, "--system", "Be brief.")
 
 
 def test_a_question_in_another_language(printed, model):

@@ -78,6 +78,11 @@ def test_a_model_without_a_lens_is_refused(tiny_model, tmp_path, refused):
     assert "has no lens" in refused("serve", model, "--port", 0)
 
 
+def test_an_address_that_is_empty_or_of_others_is_refused(refused):
+    for host, words in (("", "--host is empty"), ("8.8.8.8", "an address of this machine")):
+        assert words in refused("explore", "no such model", "--host", host)
+
+
 def test_a_port_in_use_is_refused_before_anything_is_read(refused):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]

@@ -1,4 +1,4 @@
-"""The page as people have it: phones, keyboards, screen readers, and a server that goes away."""
+"""The page as people have it: phones, keyboards and screen readers."""
 
 import pytest
 
@@ -43,16 +43,23 @@ def test_the_page_names_commands_for_what_a_model_lacks(page, tiny_model):
 
 
 @pytest.mark.usefixtures("slow_model")
-def test_a_long_steering_is_stopped_by_its_button(page):
-    go(page, "steer?prototype=7&strength=-50")
-    shown = page.locator(".x-steer")
+@pytest.mark.parametrize(
+    ("view", "begun", "done", "tokens"),
+    [
+        ("ask", ".p-answer:has-text(' ')", ".x-exports", ".x-column"),
+        ("steer", ".p-note:has-text(' of ')", ".x-steered", ".x-table tbody tr"),
+    ],
+)
+def test_a_long_generation_is_stopped_by_its_button(page, view, begun, done, tokens):
+    go(page, f"{view}?prototype=7&strength=-50")
+    shown = page.locator(f".x-{view}")
     shown.get_by_label("Prompt").fill(TEXT)
     shown.get_by_label("tokens").fill("250")
     shown.locator(".x-go").click()
-    page.wait_for_selector(".x-steer .x-out .p-note:has-text(' of ')")
+    page.wait_for_selector(f".x-{view} .x-out {begun}")
     shown.locator(".x-stop").click()
-    page.wait_for_selector(".x-steered")
-    assert 0 < shown.locator(".x-table tbody tr").count() < 250
+    page.wait_for_selector(f".x-{view} {done}")
+    assert 0 < shown.locator(tokens).count() < 250
 
 
 def test_whole_characters_and_inert_text(page):

@@ -44,7 +44,7 @@ def test_an_answer_by_others_is_shown_too(served, lm):
 
 
 def test_answers_are_stopped_and_kept(lm):
-    with slowed(lm), Served(lm, answers=1) as server:
+    with slowed(lm), Served(lm, tokens=300, answers=1) as server:
         client = openai.OpenAI(base_url=f"http://{server.host}/api/v1", api_key=TOKEN)
         stream = client.completions.create(
             model=server.name, prompt=TEXT, max_tokens=400, stream=True
@@ -55,10 +55,11 @@ def test_answers_are_stopped_and_kept(lm):
         *_, last = stream
         assert last.choices[0].finish_reason == "stop"
         assert last.prismlm["documents"]
-        assert 0 < len(server.json("GET", f"/api/answers/{key}")["steps"]) < 400
+        assert 0 < len(server.json("GET", f"/api/answers/{key}")["steps"]) < 300
         assert server.json("GET", f"/api/answers/{key}/steps/0")["documents"]
         assert server.json("POST", f"/api/answers/{key}/stop", {}) == {"stopped": True}
-        server.write(TEXT, 1)
+        long = server.write("word " * 160, 1)["id"]
+        assert "the explorer shows 300" in server.refused("GET", f"/api/answers/{long}")
         assert "the last 1 are kept" in server.refused("GET", f"/api/answers/{key}")
 
 

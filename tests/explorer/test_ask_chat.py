@@ -38,6 +38,14 @@ def test_a_question_follows_an_answer(chats, lm):
     assert [step["target"] for step in second["steps"]] == targets(trace)
 
 
+def test_an_answer_that_the_model_continued_is_one_message(chats):
+    begun = [*as_chat(QUESTION), {"role": "assistant", "content": "The patient"}]
+    response = chats.write(begun, 3)
+    answer = "The patient" + response["choices"][0]["message"]["content"]
+    messages = chats.json("GET", f"/api/answers/{response['id']}/asked")["messages"]
+    assert messages == [*as_chat(QUESTION), {"role": "assistant", "content": answer}]
+
+
 def test_what_is_refused_without_a_template(served):
     path, body = "/api/steer/leading", {"text": QUESTION, "chat": True}
     assert "has no chat template" in served.refused("POST", path, body)

@@ -34,6 +34,14 @@ def test_names_that_are_written_meanwhile_are_seen_when_the_page_is_opened(tiny_
         assert "rebuilt or removed" in error
 
 
+def test_a_search_finds_tokens_and_contexts(served, lm):
+    context = next(one for one in lm.lens.index.to_pylist() if one["after"])
+    words = sorted(context["after"].split(), key=len)[-2:]
+    data = served.json("GET", f"/api/prototypes?query={'+'.join(words)}&limit=500&all=1")
+    assert context["prototype"] in [one["id"] for one in data["items"]]
+    assert served.json("GET", "/api/prototypes?query=nosuchwordanywhere")["total"] == 0
+
+
 def test_filters_orders_and_the_place_of_one(served, lm):
     count = lm.lens.num_prototypes
     both = served.json("GET", "/api/prototypes?sort=id&at=117&limit=1&all=1")

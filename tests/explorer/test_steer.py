@@ -71,6 +71,7 @@ def test_what_cannot_be_done_is_refused(served):
         ("no prototype 99999", {"prototype": 99999, "strength": 0.3}),
         ("no category 'Nothing'", {"category": "Nothing", "strength": 0.3}),
         ("there is no controller '../other'", {"controller": "../other"}),
+        ("leave out strength", {"controller": "one", "strength": 0.3}),
         ("the explorer reads 60", {"prototype": 7, "strength": 0.3, "generate": 60}),
     ):
         assert words in served.refused("POST", "/api/steer", {"text": TEXT, **wanted})

@@ -129,6 +129,9 @@ def steer(
     as_json: opt.Json = False,
 ) -> None:
     """Generate text under an edit of prototypes; show its effect, a control and its cost."""
+    if file is not None:
+        written = {"generate": generate != 20, "temperature": temperature != 0}
+        opt.check_unused("--file writes no text", **written)
     edits = _edits(controller, prototype, category, edit, strength, optional=only is not None)
     texts = read_texts(model, prompt, file, lines=file is not None)
     prompts = opt.build_prompts(texts, chat, system)
@@ -177,8 +180,7 @@ def _edits(
     given = [name for name, target in targets.items() if target is not None]
     if len(given) > 1 or not (given or optional):
         raise InputError(f"expected {TARGETS}, got {' and '.join(given) or 'none'}.")
-    if category is not None and kind != "clamp":
-        raise InputError(f"--edit {kind} is for --prototype: a group only has a strength.")
+    opt.check_unused("--edit is for --prototype", edit=prototype is None and kind != "clamp")
     has_strength = category is not None or (prototype is not None and kind != "ablate")
     if strength is not None and not has_strength:
         raise InputError("--strength is for --category, and --edit clamp or scale: leave it out.")
@@ -410,6 +412,7 @@ def _task_asker(count: int, names: list[str] | None, data: Path | None, seed: in
 
         asked = suite.selected_tasks(names, suite.SuiteOptions(data=data, limit=count, seed=seed))
         return partial(suite.ask_ways, selected=asked, progress=ConsoleReporter())
+    opt.check_unused("these choose the questions of --questions N", tasks=names, data=data)
     return None
 
 

@@ -96,6 +96,8 @@ def build(
 
 def _dataset(name: str | None, split: str, data_files: list[str] | None) -> HubDataset | None:
     if name is None:
+        others = {"data_files": data_files or None, "split": split != "train"}
+        opt.check_unused("this chooses what is read of a --dataset", **others)
         return None
     opt.require_packages("datasets")
     from prismlm.corpus import HubDataset

@@ -144,12 +144,12 @@ def _controlled(found: dict[str, Any]) -> Iterator[Any]:
 
 def _explain_in_parts(prompts: list[Prompt], count: int, options: dict[str, Any]) -> None:
     """Explain texts with workers, and write their table."""
-    others = [options[name] for name in ("html", "as_json", "tokens", "controller")]
-    if options["parquet"] is None or any(others):
-        raise InputError(
-            "workers write a table of all texts: add --parquet FILE, and leave out --html, --json, "
-            "--tokens and --controller."
-        )
+    if options["parquet"] is None:
+        raise InputError("workers write a table of all texts: add --parquet FILE.")
+    others = {name: options[name] or None for name in ("html", "tokens", "controller", "by")}
+    others |= {name: options[name] or None for name in ("where", "against")}
+    others |= {"json": options["as_json"], "method": options["method"] != "evidence"}
+    opt.check_unused("workers write a table of all texts alone", **others)
     from prismlm.cli.progress import ConsoleReporter
     from prismlm.explain.parts import TraceJob, explain_in_parts
 

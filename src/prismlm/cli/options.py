@@ -128,6 +128,8 @@ def build_prompts(
     texts: Sequence[str | Messages], chat: bool, system: str | None
 ) -> list[str | Messages]:
     """Return the inputs of a model, as :func:`build_prompt`; chats are inputs already."""
+    if not any(isinstance(text, str) for text in texts):
+        check_unused("the file holds only chats", system=system)
     return [build_prompt(text, chat, system) if isinstance(text, str) else text for text in texts]
 
 

@@ -120,6 +120,8 @@ def serve(
 
 def _listen(host: str, port: int) -> socket.socket:
     """Listen at an address, before anything is loaded; InputError if that is impossible."""
+    if not host.strip():
+        raise InputError("--host is empty: give an address; others can reach 0.0.0.0.")
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     # asyncio sets TCP_NODELAY only on sockets that name TCP: without it each token of an answer
     # waits 40 ms for the acknowledgement of the last packet.

@@ -114,6 +114,8 @@ def edit_of(body: SteerRequest, lm: PrismLM) -> Edit:
         got = " and ".join(given) or "none"
         raise InputError(f"expected a prototype, a category or a controller, got {got}.")
     if body.controller is not None:
+        if body.strength is not None:
+            raise InputError("a controller has its own strengths: leave out strength.")
         if body.controller not in (known := controllers_of(lm)):
             raise InputError(
                 f"there is no controller {body.controller!r} in {lm.path}: it has "

@@ -127,7 +127,7 @@ class Generation:
             partial = (
                 size
                 for stop in self.sampling.stop
-                for size in range(1, len(stop))
+                for size in range(1, min(len(stop), len(ready) + 1))
                 if ready.endswith(stop[:size])
             )
             ready = ready[: len(ready) - max(partial, default=0)]

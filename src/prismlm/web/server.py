@@ -61,7 +61,10 @@ class Answer:
         """The chat up to the answer, for a follow-up question; empty if the prompt is a text."""
         if isinstance(self.prompt, str):
             return []
-        return [*self.prompt, {"role": ASSISTANT, "content": self.text}]
+        before, text = [*self.prompt], self.text
+        if before and before[-1]["role"] == ASSISTANT:  # the model continued it
+            text = before.pop()["content"] + text
+        return [*before, {"role": ASSISTANT, "content": text}]
 
 
 class Recent(dict[str, T]):
