@@ -69,5 +69,7 @@ def test_other_texts_and_models_without_attention_are_refused():
     record = record_attention(model, A)
     with clamp_attention(model, record), pytest.raises(InputError, match="the clamp has 9"):
         logits(model, tokens(10))
+    with pytest.raises(InputError, match="ascending"), clamp_attention(model, record, [0, 2, 1]):
+        pass
     with pytest.raises(InputError, match="no attention heads"):
         record_attention(make_model(), A)

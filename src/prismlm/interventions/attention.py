@@ -60,6 +60,9 @@ def clamp_attention(
     """
     length = record[0].shape[-1]
     sources = torch.arange(length) if alignment is None else torch.as_tensor(alignment)
+    if bool((sources[sources >= 0].diff() <= 0).any()):
+        # Otherwise positions would see later ones.
+        raise InputError(f"an alignment to {sources.tolist()}: expected ascending positions.")
     layers = _clampable_layers(model)
     pairs = [(weights, sources.to(weights.device)) for weights in record]
     token = _clamps.set(dict(zip(layers, pairs, strict=True)))
