@@ -1,11 +1,15 @@
 """Attention weights and head outputs read while a model runs."""
 
+import contextvars
+import threading
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
 from prismlm.errors import InputError
 from prismlm.models.attention import (
+    attention_form,
     attention_layers,
     head_groups,
     head_writes,
@@ -86,6 +90,35 @@ def test_groups_and_selected_layers():
     assert layers == [1]
     with pytest.raises(InputError, match="no layer 2"), reading_attention(model, print, layers=[2]):
         pass
+
+
+@torch.no_grad()
+def test_an_implementation_applies_to_its_block_and_thread():
+    """Another thread in the middle of a pass would lose the mask of the implementation before."""
+    model, ids, seen = make_llama(19), IDS % 19, []
+    original, expected = model.config._attn_implementation, model(ids).logits
+    inside, entered = threading.Event(), threading.Event()
+
+    def wait(*_):
+        inside.set()
+        entered.wait(10)
+
+    handle = model.model.layers[0].register_forward_hook(wait)
+    thread = threading.Thread(target=lambda: seen.append(model(ids).logits))
+    thread.start()
+    inside.wait(10)
+    with attention_form(model):
+        with attention_form(model, "sdpa"), attention_form(model):
+            assert model.config._attn_implementation == "sdpa"
+        assert model.config._attn_implementation == "eager"
+        copied = contextvars.copy_context()
+        entered.set()
+        thread.join()
+    handle.remove()
+    torch.testing.assert_close(seen[0], expected)
+    # A copy of the context that outlives the block, as in a task that was started in it.
+    with attention_form(make_gpt2()):
+        assert copied.run(lambda: model.config._attn_implementation) == original
 
 
 def build_family(family):

@@ -1,6 +1,7 @@
 """Attention weights and head outputs of a model while it runs, layer by layer.
 
-Weights exist in the eager implementation only, which :func:`attention_form` switches to.
+Weights exist in the eager implementation only, which :func:`attention_form` runs for one thread;
+other threads that use the model keep theirs.
 """
 
 from __future__ import annotations
@@ -8,13 +9,14 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int64
 from torch import Tensor, nn
-from transformers import PreTrainedModel
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.pytorch_utils import Conv1D
 
 from prismlm.errors import InputError
@@ -30,8 +32,13 @@ Read = Callable[[int, Tensor], None]
 EAGER = "eager"
 # Names of the output projection in Hugging Face's decoders.
 NAMES = ("o_proj", "out_proj", "c_proj", "dense", "wo")
-OURS = "prismlm_"  # implementations that interventions register
-_switching = threading.RLock()
+# The implementation for the passes of this thread or task, by the id of a configuration.
+_NONE: dict[int, str] = {}
+_forms: ContextVar[dict[int, str]] = ContextVar("prismlm_attention_form", default=_NONE)
+# Where a configuration stores its implementation; some families have a property over it.
+FORM = "_attn_implementation_internal"
+_counting = threading.Lock()
+_open_blocks = 0
 
 
 class HeadGroup(NamedTuple):
@@ -92,20 +99,50 @@ def reading_attention(
 
 @contextmanager
 def attention_form(model: PreTrainedModel, name: str = EAGER) -> Iterator[None]:
-    """Run an attention implementation in the block, while blocks of other threads wait.
+    """Run an attention implementation in the passes of this thread or task only.
 
-    Other passes of the model run it as well. In nested blocks any registered implementation takes
+    A model looks up the implementation in its configurations at each pass, for masks and layers:
+    in a block, they answer by thread or task. In nested blocks any registered implementation takes
     precedence over ``eager``.
     """
-    with _switching:
-        before = model.config._attn_implementation or EAGER
-        if before.startswith(OURS):
-            name = before
-        model.set_attn_implementation(name)
-        try:
-            yield
-        finally:
-            model.set_attn_implementation(before)
+    outer = _forms.get()
+    forms = dict(outer)
+    for module in model.modules():
+        config = getattr(module, "config", None)
+        if isinstance(config, PreTrainedConfig) and forms.get(id(config), EAGER) == EAGER:
+            forms[id(config)] = name
+    _forms.set(forms)
+    _count_blocks(+1)
+    try:
+        yield
+    finally:
+        _count_blocks(-1)
+        # Tasks that started in the block have a copy of its context, and may outlive it.
+        forms.clear()
+        if _forms.get() is forms:
+            _forms.set(outer)
+
+
+def _count_blocks(change: int) -> None:
+    """Have configurations answer by context in blocks only: torch.compile cannot trace that."""
+    global _open_blocks
+    with _counting:
+        if not _open_blocks:
+            setattr(PreTrainedConfig, FORM, property(_get_form, _set_form))
+        _open_blocks += change
+        if not _open_blocks:
+            delattr(PreTrainedConfig, FORM)
+
+
+def _get_form(config: PreTrainedConfig) -> Any:
+    form, values = _forms.get().get(id(config)), vars(config)
+    if form is None and FORM not in values:
+        raise AttributeError(f"{type(config).__name__} has no {FORM}")
+    return form or values[FORM]
+
+
+def _set_form(config: PreTrainedConfig, form: Any) -> None:
+    vars(config)[FORM] = form
 
 
 def _weights_of(module: nn.Module, kwargs: dict[str, Any], output: Any, layer: int) -> Tensor:
