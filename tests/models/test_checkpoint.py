@@ -95,6 +95,10 @@ def test_missing_weights_with_an_adapter(save):
     get_peft_model(model, lora).save_pretrained(directory)
     opened, _ = read_checkpoint(directory)
     assert opened.peft_config
+    (directory / "adapter_config.json").rename(directory / "aside")
+    with pytest.raises(FormatError, match=r"safetensors without adapter_config\.json"):
+        read_checkpoint(directory)
+    (directory / "aside").rename(directory / "adapter_config.json")
     weights = load_file(directory / "model.safetensors")
     del weights["lm_head.weight"]
     save_file(weights, directory / "model.safetensors", metadata={"format": "pt"})

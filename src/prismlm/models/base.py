@@ -61,7 +61,7 @@ def adapter_updates(model: nn.Module, directory: Path) -> Iterator[tuple[str, Te
         tensors = load_file(path)
         scale = config["lora_alpha"] / config["r"]
         pairs = {name: tensors[name.removesuffix(DOWN) + UP] for name in tensors if DOWN in name}
-    except (OSError, SafetensorError, KeyError, TypeError) as error:
+    except (OSError, SafetensorError, KeyError, TypeError, ArithmeticError) as error:
         raise FormatError(f"the adapter {path} is damaged ({error!r}).") from error
     modules = dict(model.named_modules())
     unsupported = [name for name in tensors if not name.endswith((DOWN, UP))]

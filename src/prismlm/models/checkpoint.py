@@ -221,6 +221,11 @@ def refuse_adapter_alone(directory: Path) -> None:
 def _check_adapter(directory: Path) -> bool:
     """Return whether the directory has an adapter; refuse one that transformers would ignore."""
     has_adapter = (directory / ADAPTER_CONFIG).is_file()
+    if not has_adapter and (directory / ADAPTER_WEIGHTS).is_file():
+        raise FormatError(
+            f"{directory} has {ADAPTER_WEIGHTS} without {ADAPTER_CONFIG}: restore the latter, or "
+            "remove the former."
+        )
     if has_adapter and importlib.util.find_spec("peft") is None:
         raise InputError(f"{directory} has an adapter, {ADAPTER_CONFIG}: pip install peft.")
     return has_adapter
