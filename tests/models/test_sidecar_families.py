@@ -197,12 +197,16 @@ def test_trainer_trains_the_model_as_without_a_head(family_of, tmp_path):
     assert len(prismlm.load(tmp_path / "saved").explain(TEXT)) > 1
 
 
-def test_an_exported_program_gives_logits_and_routing_of_other_tokens(family_of):
+@pytest.mark.parametrize("weights", ["cosine", "fitted"])
+def test_an_exported_program_gives_logits_and_routing_of_other_tokens(family_of, weights):
     family = family_of("llama")
-    both = PrismForCausalLM(*fresh(family)).eval()
+    model, head = fresh(family)
+    head.weights = weights
+    both = PrismForCausalLM(model, head).eval()
     first, second = rows_of(family, 2), rows_of(family, 4)[2:]
     with torch.no_grad():
         program = torch.export.export(both, (first,), strict=False)
         found, expected = program.module()(second), both(second)
     torch.testing.assert_close(found.logits, expected.logits)
     assert torch.equal(found.routing.indices, expected.routing.indices)
+    torch.testing.assert_close(found.routing.activations, expected.routing.activations)
