@@ -165,6 +165,18 @@ def test_autocast_changes_nothing():
     assert torch.equal(actual.nearest_point_cosine, expected.nearest_point_cosine)
 
 
+def test_inputs_need_not_be_contiguous():
+    z, prototypes = inputs(40, 60, 12, dtype=torch.float64)
+    results = []
+    for arrange in (lambda x: x, lambda x: x.T.contiguous().T):
+        states, bank = (arrange(x.detach()).requires_grad_() for x in (z, prototypes))
+        routing = fast.route(states, bank, 4, 1.0)
+        loss = routing.nearest_point_cosine.sum() + ops.reconstruct(routing, bank).square().sum()
+        gradients = torch.autograd.grad(loss, (states, bank))
+        results.append((routing.indices, routing.nearest_point, loss, *gradients))
+    torch.testing.assert_close(*results)
+
+
 @pytest.mark.parametrize("form", FORMS)
 def test_zero_rows_have_cosine_zero_and_no_gradient(form):
     z = torch.tensor([[0.0, 0.0], [1.0, 0.0]], requires_grad=True)

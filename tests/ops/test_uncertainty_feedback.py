@@ -87,6 +87,7 @@ def test_codes_of_predictions_by_hand():
     # 0.811278 of 1,000 and of 4.
     assert entropy_codes(uneven, 1001).item() == 811
     assert entropy_codes(torch.stack([uneven, torch.zeros(2)]), 5).tolist() == [3, 4]
+    assert entropy_codes(torch.stack([uneven * 90, torch.zeros(2)]), 65536).tolist() == [0, 65535]
     # ln 2 of ln 4.
     assert entropy_codes(torch.tensor([[0.0, -math.inf, -math.inf, 0.0]]), 1000).item() == 499
 
@@ -118,6 +119,9 @@ def test_neighbouring_codes_of_16_bits_differ():
     table = torch.tensor([[0.0], [1.0]], dtype=torch.float64)
     vectors = embed_codes(torch.arange(65536), table, 65536)[:, 0]
     torch.testing.assert_close(vectors, torch.arange(65536, dtype=torch.float64) / 65535)
+    for dtype in (torch.float16, torch.bfloat16):
+        half = embed_codes(torch.arange(65536), table.to(dtype), 65536)[:, 0].double()
+        torch.testing.assert_close(half, vectors, atol=0.01, rtol=0)
 
 
 @pytest.mark.parametrize("row", [[math.nan, 1.0], [math.inf, 1.0], [-math.inf, -math.inf]])

@@ -79,6 +79,19 @@ def test_a_float64_model_is_exact(model, monkeypatch):
 
 
 @torch.no_grad()
+def test_the_loss_is_the_mean_over_labels_or_over_a_given_count(model):
+    ids = tokens(2, 10)
+    labels = ids.clone()
+    labels[0, :5] = -100
+    output = model(ids, labels=labels)
+    shared = model(ids, labels=labels, num_items_in_batch=torch.tensor(100))
+    log_p = output.logits[:, :-1].log_softmax(-1).gather(-1, ids[:, 1:, None])[..., 0]
+    kept = log_p[labels[:, 1:] != -100]
+    torch.testing.assert_close(output.loss, -kept.mean())
+    torch.testing.assert_close(shared.loss, -kept.sum() / 100)
+
+
+@torch.no_grad()
 def test_evidence_comes_layer_by_layer_when_asked_for(model):
     ids = tokens(2, 9)
     mask = torch.ones_like(ids)
