@@ -17,6 +17,7 @@ from prismlm.explain.attribution import (
     ContextPrior,
     attribute,
     carriers_of,
+    joined,
     spread,
 )
 from prismlm.lens import cells as cells_module
@@ -160,6 +161,35 @@ def test_where_domains_are_all_one_sources_stand_for_them(monkeypatch):
     so_far.add(np.array([0]), np.ones(1), np.ones(1))
     # Of the sources: ½ + ½ · 4 and ½ times ¼ and ¾ are ⅝ and ⅜, sum 1; a quarter turns.
     assert so_far.ratios(np.arange(2)).tolist() == pytest.approx([2.125, 0.625])
+
+
+@pytest.mark.parametrize("first", [1, 4, 7])
+def test_parts_of_a_text_add_up(lm, first):
+    trace = lm.explain(f"{TEXTS[0]} of life and")
+    whole = trace.attribution()
+    parts = joined([trace[:first].attribution(), trace[first:].attribution()])
+    assert parts.total == pytest.approx(whole.total)
+    assert parts.support() == whole.support()
+    np.testing.assert_array_equal(parts.places.place, whole.places.place)
+    np.testing.assert_allclose(parts.places.value, whole.places.value)
+
+
+def test_documents_and_groups_are_sums_over_the_same_positions(lm):
+    trace = lm.explain(TEXTS[0], generate=3)[:]
+    found, corpus = trace.attribution(), lm.lens.corpus
+    for by in ("document", "source", "domain", "license"):
+        names, expected = corpus.doc_ids if by == "document" else corpus.column(by), Counter()
+        for place, value in zip(*map(np.ndarray.tolist, found.places[:2]), strict=True):
+            expected[names[corpus.document_at(place)] or "(unknown)"] += value / found.total
+        assert {i.key: i.share for i in trace.sources(by).items} == pytest.approx(expected)
+
+
+def test_a_target_that_the_corpus_never_has_is_unattributed(lm, everything):
+    missing = set(range(lm.lens.cells.meta.vocabulary)) - set(everything[1].tolist())
+    table = lm.explain("The cell").predictions
+    table.targets[:] = min(missing)
+    found = attribute(carriers_of(table[0:1], lm.lens), lm.lens).sources("domain")
+    assert (found.items, found.unattributed) == ((), 1)
 
 
 def test_a_text_read_in_two_parts_is_one_text(lm):

@@ -175,6 +175,7 @@ def test_where_a_document_shows_up(lm, traces):
     even = {**uses, "share": found.base_rate * uses["traced"]}
     assert "about as often as usual" in found.sentence(even)
     assert "3.0 times as much" in found.sentence({**even, "share": 3 * even["share"]})
+    assert found.sentence({**even, "share": 0.0}).startswith("None of these texts relies on")
     ids = cells.documents.column("doc_id").to_pylist()
     tokens = dict(zip(ids, (cells.lengths - 1).tolist(), strict=True))
     assert found.base_rate == pytest.approx(tokens[doc_id] / sum(tokens.values()))

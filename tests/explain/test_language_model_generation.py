@@ -82,6 +82,18 @@ def test_it_is_said_wherever_the_answer_is_shown(with_file):
     assert "num_beams=4, " in CliRunner().invoke(app, given).stderr
 
 
+@pytest.mark.parametrize("changed", ["the weight", "its data"])
+def test_the_output_layer_is_that_of_the_weights_as_they_are(lm, changed):
+    before, weight = lm.output_layer, lm.model.get_output_embeddings().weight
+    assert lm.output_layer is before
+    with torch.no_grad():
+        (weight if changed == "the weight" else weight.data).mul_(2)
+        try:
+            torch.testing.assert_close(lm.output_layer.mean, 2 * before.mean)
+        finally:
+            weight.mul_(0.5)
+
+
 def test_text_is_streamed_in_whole_characters(lm, monkeypatch):
     """Tokens of single bytes of characters are written, too."""
     pieces = []

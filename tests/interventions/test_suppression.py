@@ -209,6 +209,15 @@ def test_margins_are_those_of_a_controller(lm, keep, texts):
     )
 
 
+def test_the_memory_of_a_fit_is_bounded(lm, keep, texts, monkeypatch):
+    monkeypatch.setattr("prismlm.interventions.suppression.MOST", 20)
+    states, kept = read(lm, [encoded(lm, text) for text in texts]), read(lm, keep)
+    work = SimpleNamespace(lm=lm, states=states, rows=torch.arange(3), kept=[kept], tokens=[5])
+    fit = ScaleFit(work, torch.arange(8))
+    sides = fit._before_marked, fit._examples, fit._keep
+    assert [[len(rows) for rows in side] for side in sides] == [[3, 3], [20, 20], [20, 20]]
+
+
 @pytest.fixture
 def few_steps(monkeypatch):
     monkeypatch.setattr("prismlm.interventions.suppression.STEPS", 15)
@@ -226,6 +235,8 @@ def test_a_phrase_is_suppressed_and_reported(lm, examples, keep):
     assert report["reached"]
     assert chosen["behaviour"] <= limit
     assert all(point["behaviour"] > limit for point in report["frontier"][:-1])
+    turned = [point["turned"] for point in report["frontier"]]
+    assert turned == sorted(turned)
     assert controller.scales == chosen["scales"]
     assert all(0 <= s < 1 for s in controller.factors)
     assert chosen["turned"] == pytest.approx(sum(1 - s for s in controller.factors))

@@ -434,7 +434,8 @@ class DocumentSources:
             subject = f"“{title}” is behind these texts"
             share, expected = texts["share"], self.base_rate * texts["traced"]
         if not share:
-            return f"No prediction relies on “{title}”."
+            none = "No prediction" if texts is None else "None of these texts"
+            return f"{none} relies on “{title}”."
         lift = share / expected
         if USUAL < lift < 1 / USUAL:
             return f"{subject} about as often as usual for its length."

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
-from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -37,15 +36,25 @@ from prismlm.models.seam import output_embedding
 from prismlm.models.sidecar import Sidecar, weight_of
 from prismlm.models.uncertainty_feedback import recording_codes
 
+ROWS_COMPARED = 256  # of the output weights, whose sum tells whether they have changed
+
 
 @dataclass(frozen=True, repr=False)
 class PrismLM(OpenedModel):
     """A Hugging Face model that can be asked what each of its predictions relies on."""
 
-    @cached_property
+    @property
     def output_layer(self) -> OutputLayer:
-        """The map from states to logits, with a float32 copy of half-precision weights."""
-        return OutputLayer.from_model(self.model, self.logit_map)
+        """The map from states to logits, computed anew where its weights were changed.
+
+        It holds a float32 copy of half-precision weights.
+        """
+        found = [_version(weight) for weight in output_embedding(self.model).parameters()]
+        before, layer = vars(self).get("_output_layer", (None, None))
+        if before != found:
+            layer = OutputLayer.from_model(self.model, self.logit_map)
+            vars(self)["_output_layer"] = found, layer
+        return layer
 
     def explain(
         self,
@@ -129,6 +138,14 @@ class PrismLM(OpenedModel):
         return applied(self.model, plan_for(self, edits, only))
 
     push_to_hub = push
+
+
+def _version(weight: Tensor) -> tuple[Any, ...]:
+    """Return what differs once a weight has changed."""
+    version = None if weight.is_inference() else weight._version
+    # A change through ``weight.data``, as of a merged adapter, leaves the version as it was.
+    rows = weight.detach()[:: max(1, len(weight) // ROWS_COMPARED)]
+    return weight.data_ptr(), weight.dtype, version, float(rows.cpu().double().sum())
 
 
 def load(
