@@ -88,6 +88,16 @@ def test_an_input_directory_is_never_written_into(tmp_path):
         check_outputs(directory=tmp_path / "link", inputs=(tmp_path / "model",), overwrite=True)
 
 
+def test_files_of_an_input_directory_are_never_replaced(tmp_path):
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    (tmp_path / "link").symlink_to(model)
+    with pytest.raises(InputError, match="config.json is read by this command"):
+        check_outputs(tmp_path / "link" / "config.json", inputs=(model,), overwrite=True)
+    check_outputs(model / "page.html", directory=model / "plots", inputs=(model,))
+
+
 def test_several_files_are_written_together_or_not_at_all(tmp_path):
     paths = tmp_path / "one.txt", tmp_path / "new" / "two.txt"
     paths[0].write_text("old")

@@ -41,7 +41,7 @@ def check_outputs(
     sources = [path for path in inputs if path is not None and os.path.exists(path)]
     for number, path in enumerate(paths):
         _check_file(path)
-        if any(_same(path, source) for source in sources):
+        if any(_holds(source, path) and os.path.lexists(path) for source in sources):
             raise InputError(f"{path} is read by this command: give another name to write to.")
         if any(_same(path, other) for other in paths[:number]):
             raise InputError(f"{path} is to be written twice: give each result a name of its own.")
@@ -106,6 +106,11 @@ def write_table(path: str | os.PathLike[str], table: pa.Table) -> None:
 def _same(one: Path | str, other: Path | str) -> bool:
     """Return whether two paths lead to the same file, through links or not."""
     return os.path.realpath(one) == os.path.realpath(other)
+
+
+def _holds(source: Path | str, path: Path | str) -> bool:
+    """Return whether a path is that of a source, or in it."""
+    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(source))
 
 
 def _check_file(path: Path) -> None:

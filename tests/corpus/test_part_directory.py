@@ -161,6 +161,8 @@ def test_an_existing_corpus_is_replaced_only_on_request(corpus, tmp_path):
         build_corpus(source, corpus.path, vocab_size=300)
     with pytest.raises(InputError, match="not valid JSON"):
         build_corpus(tmp_path / "broken.jsonl", corpus.path, **options)
+    with pytest.raises(InputError, match=r"lies in .* which the corpus would replace"):
+        build_corpus(next(corpus.path.glob("text-*.parquet")), corpus.path, **options)
     with writing(corpus.path), pytest.raises(InputError, match="written to by another process"):
         build_corpus(source, corpus.path, **options)
     assert contents(corpus.path) == before

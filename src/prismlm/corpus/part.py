@@ -140,6 +140,9 @@ class CorpusPart:
             reader = reader or self.open_inputs()
             inputs = [file.absolute() for file in reader.files]
             ignored = dict(sorted(reader.ignored.items()))
+            for path in (file.path for file in reader.files if isinstance(file.path, Path)):
+                if self.out.exists() and path.resolve().is_relative_to(self.out.resolve()):
+                    raise InputError(f"{path} lies in {self.out}, which the corpus would replace.")
         changed: dict[str, Any] = {"tokenizer": tokenizer, "inputs": inputs, "not_read": ignored}
         part = replace(self, out=self.out.absolute(), **changed)
         run = part._run(count)
