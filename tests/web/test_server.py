@@ -405,3 +405,10 @@ def test_many_clients_lose_nothing(lm, clients, seconds):
         for written, value in of_client:
             assert text + written == whole
             assert value["support"]["level"] in ("strong", "weak", "none")
+
+
+def test_a_generate_that_ends_without_asking_ends_the_answer(lm, monkeypatch):
+    monkeypatch.setattr(lm.model, "generate", lambda inputs, **_: inputs)
+    with Served(lm, batch_size=1) as server:
+        answer = server.client.with_options(timeout=30).completions.create(model="tiny", prompt="a")
+    assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("", "length")

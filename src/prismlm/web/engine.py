@@ -178,6 +178,8 @@ class Engine:
                 top_p=sampling.top_p,
                 enough=enough,
             )
+        # A ``generate`` of the model's own may end without asking.
+        generation.finish_reason = generation.finish_reason or "length"
         generation.send(None)
 
 
