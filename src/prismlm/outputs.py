@@ -41,7 +41,7 @@ def check_outputs(
     sources = [path for path in inputs if path is not None and os.path.exists(path)]
     for number, path in enumerate(paths):
         _check_file(path)
-        if any(_holds(source, path) and os.path.lexists(path) for source in sources):
+        if any(_replaces(path, source) for source in sources):
             raise InputError(f"{path} is read by this command: give another name to write to.")
         if any(_same(path, other) for other in paths[:number]):
             raise InputError(f"{path} is to be written twice: give each result a name of its own.")
@@ -108,9 +108,10 @@ def _same(one: Path | str, other: Path | str) -> bool:
     return os.path.realpath(one) == os.path.realpath(other)
 
 
-def _holds(source: Path | str, path: Path | str) -> bool:
-    """Return whether a path is that of a source, or in it."""
-    return Path(os.path.realpath(path)).is_relative_to(os.path.realpath(source))
+def _replaces(path: Path | str, source: Path | str) -> bool:
+    """Return whether a path is that of a source, or of a file in it."""
+    path = os.path.realpath(path)
+    return os.path.exists(path) and Path(path).is_relative_to(os.path.realpath(source))
 
 
 def _check_file(path: Path) -> None:
