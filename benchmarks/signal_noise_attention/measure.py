@@ -86,7 +86,7 @@ def main() -> None:
         return
     described = describe(Corpus.open(args.corpus))
     if args.part == "describe":
-        write_json(RESULTS / "stories.json", described)
+        write_json(args.out.with_name("stories.json"), described)
         return
     torch.set_num_threads(args.threads)
     for variant in VARIANTS:
