@@ -70,6 +70,9 @@ def test_examples_of_the_page_on_corpora_run_one_after_the_other(tmp_path, monke
     names = {}
     for block in python_blocks("docs/corpus.md"):
         exec(block, names)
+    assert names["six_tokens"] in names["text"]
+    piped = names["Corpus"].open("piped")
+    assert [len(piped.text(n)) > 40 for n in range(len(piped.doc_ids))] == [True] * 14
 
 
 def test_every_name_of_the_pages_is_in_the_package():

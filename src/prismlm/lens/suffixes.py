@@ -289,10 +289,12 @@ class Suffixes:
         """Return the first ``limit`` positions where a sequence starts, ascending: int64 [m]."""
         query = self._encode(tokens)
         rows = self._rows(query) if len(query) == len(tokens) else []
-        matches = [
-            np.sort(part.order[matching.start : matching.stop]).astype(np.int64) + part.first
-            for part, matching in zip(self._parts, rows, strict=False)
-        ]
+        matches = list[np.ndarray]()
+        for part, matching in zip(self._parts, rows, strict=False):
+            found = part.order[matching.start : matching.stop]
+            # Of a common span there are millions, which need no order.
+            found = np.partition(found, limit)[:limit] if len(found) > limit else found
+            matches.append(np.sort(found).astype(np.int64) + part.first)
         starts = np.concatenate([np.empty(0, np.int64), *matches])[:limit]
         document = np.searchsorted(self._firsts, starts, side="right") - 1
         return starts - self._firsts[document] + self._starts[document]

@@ -54,9 +54,8 @@ class HeadRecipe(Section):
     initialise: Literal["states", "kmeans", "random"] = "kmeans"
     enabled: bool = True  # false trains the model without a head, for comparison
     detach: bool = True  # keep the gradients of the head out of the model
-    position_share: float = Field(
-        default=0.25, gt=0, le=1
-    )  # of a step, that the head is trained on
+    # of a step's positions, that the head is trained on
+    position_share: float = Field(default=0.25, gt=0, le=1)
 
     @model_validator(mode="after")
     def _fits(self) -> HeadRecipe:

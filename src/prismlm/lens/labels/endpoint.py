@@ -247,8 +247,8 @@ class Session:
             raise NoAnswer("it is no chat completion") from error
         with self._lock:
             self.tally["requests"] += 1
-            self.tally["tokens_in"] += getattr(usage, "prompt_tokens", 0)
-            self.tally["tokens_out"] += getattr(usage, "completion_tokens", 0)
+            self.tally["tokens_in"] += getattr(usage, "prompt_tokens", None) or 0
+            self.tally["tokens_out"] += getattr(usage, "completion_tokens", None) or 0
         return text
 
     def _error(self, error: Exception) -> NoAnswer | InputError:
