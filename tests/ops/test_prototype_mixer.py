@@ -294,3 +294,22 @@ def test_gradients_are_accurate_for_small_and_large_decays(length):
             for which in (0, 1)
         )
         assert (error / norm).max().item() < 4e-6, name
+
+
+def largest_error(length):
+    """Return the largest relative error of a gradient: per channel for β, else over the row."""
+    write, read, values, _ = inputs(1, length, len(DECAYS), 4, 12)
+    arguments = (write, read, values, torch.tensor(DECAYS))
+    fast = gradients(chunked.prefix_mean, arguments)
+    slow = gradients(recurrence, [x.double() for x in arguments])
+    errors = []
+    for name, a, e in zip(("write", "read", "values", "decay"), fast, slow, strict=True):
+        assert torch.isfinite(a).all(), name
+        error, norm = (x if name == "decay" else x.norm(dim=(0, 1)) for x in (a.double() - e, e))
+        errors.append((error.abs() / norm.abs()).max().item())
+    return max(errors)
+
+
+@pytest.mark.parametrize("length", [2048, pytest.param(65536, marks=pytest.mark.slow)])
+def test_gradients_over_long_rows(length):
+    assert largest_error(length) < 1e-5
