@@ -121,3 +121,17 @@ def test_a_corpus_that_is_missing_is_said(small_model):
     lm.lens.meta = replace(lm.lens.meta, corpus_path="/nowhere", with_text=False)
     with pytest.raises(InputError, match="is not where it was"):
         lm.explain(TEXTS[0]).against()
+
+
+def test_estimates_are_near_the_models_own(lm, monkeypatch):
+    trace = lm.explain(TEXTS[1], generate=8)
+    every = module.candidates(trace.predictions, lm, lm.lens)
+    monkeypatch.setattr(module, "CANDIDATES", 100)
+    some = module.candidates(trace.predictions, lm, lm.lens)
+    assert len(every.place) > len(some.place) == 100
+    true = read_again(lm, some).weight
+    assert true.max() > 0.01
+    # int8 codes are near enough for estimates that are near.
+    np.testing.assert_allclose(some.weight, true, atol=0.02)
+    pairs = [set(zip(one.place.tolist(), one.token.tolist(), strict=True)) for one in (some, every)]
+    assert pairs[0] < pairs[1]

@@ -3,9 +3,11 @@
 import pytest
 import torch
 
+import prismlm
 from prismlm.layers import PrototypeHead
 from prismlm.models.presets import build_config, build_model
 from prismlm.ops import prototype_head, prototype_mixer
+from prismlm.training import AttachOptions, FitOptions, attach, build_recipe, train
 
 pytestmark = [
     pytest.mark.slow,
@@ -97,3 +99,31 @@ def test_decoders_their_gradients_and_caches(preset):
         name = "past_key_values" if "past_key_values" in first else "cache_params"
         later = model(input_ids=ids[:, 60:61].to(GPU), **{name: first[name]})
     torch.testing.assert_close(later.logits[:, 0], whole[:, 60], atol=2e-3, rtol=1e-3)
+
+
+def test_a_model_is_trained_and_explained(tiny_corpus, tmp_path):
+    recipe = {
+        "corpus": str(tiny_corpus),
+        "out": str(tmp_path / "model"),
+        "model": {"preset": "protot-laptop", "num_hidden_layers": 2},
+        "head": {"prototypes": 64, "prototypes_per_token": 8, "initialise_at_step": 5},
+        "data": {"length": 64},
+        "steps": 12,
+        "device": GPU,
+        "precision": "bf16",
+    }
+    assert train(build_recipe(recipe)).ce < 9
+    step = prismlm.load(tmp_path / "model", device=GPU).explain("The court found")[-1]
+    parts = sum(p.contribution for p in step.prototypes) + step.residual + step.bias
+    assert parts == pytest.approx(step.model_logit, abs=1e-3)
+
+
+def test_a_head_is_attached_and_explained(tiny_model, tiny_corpus, tmp_path):
+    options = {"fit": FitOptions(prototypes=64, prototypes_per_token=16, epochs=0.5)}
+    ces = []
+    for device in (GPU, CPU):
+        how = AttachOptions(**options, device=device, precision="float32")
+        made = attach(str(tiny_model), [tiny_corpus], tmp_path / device, how)
+        ces.append(made.quality.prototype_only_ce)
+    assert ces[0] == pytest.approx(ces[1], abs=0.05)
+    assert prismlm.load(tmp_path / GPU).explain("The court found").passages(3)
