@@ -4,7 +4,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from prismlm.ops.pair_products import pair_products
+from prismlm.ops.prototype_head.fast import pair_products
 
 
 def test_by_hand():

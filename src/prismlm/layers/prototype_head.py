@@ -136,23 +136,15 @@ class PrototypeHead(nn.Module):
                 routing = routing._replace(activations=fitted.activations + 0 * self.log_scale)
             return HeadOutput(routing, ops.reconstruct(routing, self.prototypes))
 
-    def nearest(
-        self, z: Float[Tensor, "N d"], inverse: Float[Tensor, "K 1"] | None = None
-    ) -> ops.Nearest:
-        """Return the prototypes of states, without gradients; ``inverse`` is 1/‖p‖ if known."""
-        nearest = ops.nearest(z, self.prototypes, self.nearest_needed, self.scale, inverse)
-        return self.chosen(z, nearest, inverse)
+    def nearest(self, z: Float[Tensor, "N d"]) -> ops.Nearest:
+        """Return the prototypes of states."""
+        return self.chosen(z, ops.nearest(z, self.prototypes, self.nearest_needed, self.scale))
 
-    def chosen(
-        self,
-        z: Float[Tensor, "N d"],
-        nearest: ops.Nearest,
-        inverse: Float[Tensor, "K 1"] | None = None,
-    ) -> ops.Nearest:
+    def chosen(self, z: Float[Tensor, "N d"], nearest: ops.Nearest) -> ops.Nearest:
         """Return the prototypes of states, from the ``nearest_needed`` nearest ones."""
         if self.weights == "cosine":
             return nearest
-        return ops.pursue(z, self.prototypes, self.prototypes_per_token, nearest.indices, inverse)
+        return ops.pursue(z, self.prototypes, self.prototypes_per_token, nearest.indices)
 
     @property
     def nearest_needed(self) -> int:

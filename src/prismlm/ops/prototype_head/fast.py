@@ -7,6 +7,7 @@ prototype) pairs have gradients. Sums over them are embedding bags: nothing is [
 
 from __future__ import annotations
 
+import warnings
 from functools import cache
 from typing import Any, cast
 
@@ -17,11 +18,11 @@ from torch import Tensor
 
 from prismlm.errors import check_whole
 from prismlm.ops.axes import check_axes
-from prismlm.ops.pair_products import pair_products
 from prismlm.ops.precision import at_least_float32
 from prismlm.ops.prototype_head.routing import Nearest, Routing, inverse_norms, unit_rows
 from prismlm.ops.tiles import at_once
 
+warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta", UserWarning)
 # Up to this many states, a product is faster with prototypes on the left.
 FEW_STATES = 8
 # Candidates beyond k after a low-precision product.
@@ -112,6 +113,30 @@ def column_best(scores: Float[Tensor, "R K"]) -> tuple[Float[Tensor, " K"], Int6
     first = (group * ROW_GROUP).clamp_max(rows - ROW_GROUP)
     members = first + torch.arange(ROW_GROUP)[:, None]
     return best, first + scores.gather(0, members).argmax(0)
+
+
+def pair_products(
+    starts: Int64[Tensor, " s"],
+    columns: Int64[Tensor, " e"],
+    left: Float[Tensor, "n d"],
+    right: Float[Tensor, "m d"],
+) -> Float[Tensor, " e"]:
+    """Return left_n · right_m for the listed pairs, without the full matrix or copies of rows.
+
+    No sum depends on the other pairs.
+
+    Args:
+        starts: row n of ``left`` has the pairs from starts[n] to starts[n + 1]; s = n + 1.
+        columns: the row of ``right`` in each pair, without duplicates. Neither is validated.
+        left, right: float32 or float64 vectors.
+    """
+    sparse: Any = torch.sparse
+    zeros, shape = left.new_zeros(len(columns)), (len(left), len(right))
+    pattern = torch.sparse_csr_tensor(  # pyright: ignore[reportUnknownMemberType]
+        starts, columns, zeros, shape, check_invariants=False
+    )
+    products: Tensor = sparse.sampled_addmm(pattern, left, right.T, beta=0.0).values()
+    return products
 
 
 def cosines_of(
@@ -272,18 +297,16 @@ def nearest(
     prototypes: Float[Tensor, "K d"],
     k: int,
     scale: float | Tensor,
-    inverse: Float[Tensor, "K 1"] | None = None,
 ) -> Nearest:
     """Return the part of :func:`route` that concerns states, from a float32 product.
 
     It avoids a normalised copy of the prototypes, which for one state takes as long as its scores.
-    ``inverse`` are their :func:`inverse_norms` if known.
     """
     z, prototypes = at_least_float32(z), at_least_float32(prototypes)
-    inverse = inverse_norms(prototypes) if inverse is None else inverse.to(z.dtype)
+    lengths = inverse_norms(prototypes).T
     with torch.autocast(z.device.type, enabled=False):
         parts = [
-            largest(scores_of(states * inverse_norms(states), prototypes).mul_(inverse.T), k)
+            largest(scores_of(states * inverse_norms(states), prototypes).mul_(lengths), k)
             for states in torch.split(z, tile_rows(z, len(prototypes)))
         ]
     cosines, indices = (torch.cat(column) for column in zip(*parts, strict=True))

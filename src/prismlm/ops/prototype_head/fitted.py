@@ -30,7 +30,6 @@ def pursue(
     prototypes: Float[Tensor, "K d"],
     k: int,
     first: Int64[Tensor, "N f"],
-    inverse: Float[Tensor, "K 1"] | None = None,
 ) -> Nearest:
     """Choose the prototypes of each state by non-negative orthogonal matching pursuit.
 
@@ -47,7 +46,6 @@ def pursue(
         prototypes: of any norms.
         k: the number to choose.
         first: the min(k, ``PICKS``) nearest to each state.
-        inverse: the prototypes' :func:`inverse_norms` if known.
 
     Returns:
         Distinct prototypes in the order of choice, their cosines, without gradients, and
@@ -59,10 +57,8 @@ def pursue(
     with torch.no_grad(), torch.autocast(z.device.type, enabled=False):
         indices, along, weights = _pursued(z, unit, k, first[:, :k])
         cosines = along * inverse_norms(z)
-    if torch.is_grad_enabled() and (z.requires_grad or bank.requires_grad):
-        weights, inverse = _with_gradient(z, unit, indices, weights), None
-    lengths = inverse_norms(bank) if inverse is None else inverse.to(z.dtype)
-    return Nearest(indices, cosines, weights * lengths.squeeze(1)[indices])
+    weights = _with_gradient(z, unit, indices, weights)
+    return Nearest(indices, cosines, weights * inverse_norms(bank).squeeze(1)[indices])
 
 
 def fit_weights(

@@ -6,13 +6,13 @@ from typing import cast
 
 import torch
 from jaxtyping import Bool, Float, Int64
+from scipy.optimize import nnls
 from torch import Tensor
+from torch.nn import functional as F
 
 from prismlm.ops.precision import at_least_float32
 from prismlm.ops.prototype_head.fitted import PICKS, RIDGE
 from prismlm.ops.prototype_head.routing import Routing, inverse_norms
-
-MAX_SWEEPS = 10_000
 
 
 def route(
@@ -60,10 +60,11 @@ def pursue(z: Float[Tensor, "N d"], prototypes: Float[Tensor, "K d"], k: int) ->
             if chosen:
                 weights = fit_weights(state[None], unit, torch.tensor([chosen]))[0]
                 error = state - weights @ unit[chosen]
-            scores = cast("list[float]", (unit @ error).tolist())  # pyright: ignore[reportUnknownMemberType]
-            others = [i for i in range(len(unit)) if i not in chosen]
-            others.sort(key=lambda i, scores=scores: (-scores[i], i))
-            chosen += others[: min(PICKS, k - len(chosen))]
+            scores = (unit @ error).index_fill(
+                0, torch.tensor(chosen, dtype=torch.long), -torch.inf
+            )
+            order = scores.sort(descending=True, stable=True).indices
+            chosen += map(int, order[: min(PICKS, k - len(chosen))])
         results.append(chosen)
     return results
 
@@ -73,24 +74,17 @@ def fit_weights(
 ) -> Float[Tensor, "N k"]:
     """Return the weights; same contract as :func:`fitted.fit_weights`.
 
-    Coordinate descent until no weight changes; the positive ones then solve
+    SciPy solves the least squares with √λ I below Uᵀ; the positive weights then solve
     (U_A U_Aᵀ + λ) w_A = U_A z, which gives the gradient.
     """
     rows: list[Tensor] = []
     for state, chosen in zip(z, indices, strict=True):
         vectors = unit[chosen]
-        gram = vectors @ vectors.T + RIDGE * torch.eye(len(chosen), dtype=z.dtype)
-        along = vectors @ state
-        g, b = cast("list[list[float]]", gram.tolist()), cast("list[float]", along.tolist())  # pyright: ignore[reportUnknownMemberType]
-        w = [0.0] * len(b)
-        for _ in range(MAX_SWEEPS):
-            before = list(w)
-            for j, row in enumerate(g):
-                gap = b[j] - sum(x * y for x, y in zip(row, w, strict=True))
-                w[j] = max(0.0, w[j] + gap / row[j])
-            if before == w:
-                break
-        positive = torch.tensor([j for j, weight in enumerate(w) if weight > 0], dtype=torch.long)
+        ridge = RIDGE * torch.eye(len(chosen), dtype=z.dtype)
+        gram, along = vectors @ vectors.T + ridge, vectors @ state
+        matrix = torch.cat([vectors.T, ridge.sqrt()]).detach().numpy()
+        weights = nnls(matrix, F.pad(state, (0, len(chosen))).detach().numpy())[0]
+        positive = torch.from_numpy(weights).nonzero().squeeze(1)
         solved = cast(
             "Tensor",
             torch.linalg.solve(gram[positive][:, positive], along[positive]),  # pyright: ignore[reportUnknownMemberType]
