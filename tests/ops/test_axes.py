@@ -20,9 +20,7 @@ def ones(*shape):
 GATES, HEADS = ones(2, 6, 3), ones(2, 6, 3, 4)
 MEAN = {"write": GATES, "read": GATES, "values": ones(2, 6, 4), "decay": ones(3) / 2}
 RULE = {"queries": HEADS, "keys": HEADS, "values": HEADS, "rates": GATES}
-ATTENTION = {"u_signal": HEADS, "u_noise": HEADS, "noise_weight": 0.1} | {
-    f"{group}_frequencies": ones(2) for group in ("signal", "noise")
-}
+ATTENTION = {"u_signal": HEADS, "u_noise": HEADS, "noise_weight": 0.1, "frequencies": ones(2, 2)}
 ROUTE = {"z": ones(5, 4), "prototypes": ones(7, 4), "k": 2, "scale": 1.0}
 FLOW = ChannelFlow(GATES[0], GATES[0], -GATES[0], ones(6, 4), ones(6, 4), ones(1, 4))
 PARTS = {"flow": FLOW, "position": 3, "directions": ones(1, 4)}

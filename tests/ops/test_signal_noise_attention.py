@@ -16,11 +16,7 @@ BASE = 10_000.0
 def inputs(b, h, s, p, seed=0, dtype=torch.float64):
     generator = torch.Generator().manual_seed(seed)
     u = torch.randn(2, b, h, s, p, generator=generator, dtype=torch.float64).to(dtype)
-    rotations = {
-        "signal_frequencies": frequencies(p, BASE * math.pi),
-        "noise_frequencies": frequencies(p, BASE / math.pi),
-    }
-    return u[0], u[1], rotations
+    return u[0], u[1], {"frequencies": group_frequencies(p, BASE, math.pi)}
 
 
 def test_frequencies_by_hand():
@@ -34,12 +30,9 @@ def test_frequencies_by_hand():
 
 
 def test_frequencies_of_the_groups_by_hand():
-    signal, noise = group_frequencies(4, 100.0, 4.0)
-    torch.testing.assert_close(signal, torch.tensor([1.0, 0.05]))
-    torch.testing.assert_close(noise, torch.tensor([1.0, 0.2]))
-    signal, noise = group_frequencies(4, 100.0, 4.0, "angle")
-    torch.testing.assert_close(signal, torch.tensor([4.0, 0.4]))
-    torch.testing.assert_close(noise, torch.tensor([0.25, 0.025]))
+    by_base, by_angle = (group_frequencies(4, 100.0, 4.0, way) for way in ("base", "angle"))
+    torch.testing.assert_close(by_base, torch.tensor([[1.0, 0.05], [1.0, 0.2]]))
+    torch.testing.assert_close(by_angle, torch.tensor([[4.0, 0.4], [0.25, 0.025]]))
 
 
 @pytest.mark.parametrize("form", FORMS)
@@ -47,12 +40,7 @@ def test_hand_computed(form):
     # One head of each kind, two positions; the signal's pair turns by π at position 1.
     u = torch.tensor([[[[1.0, 0.0], [1.0, 1.0]]]])
     out = form.attend(
-        u,
-        2 * u,
-        0.25,
-        signal_frequencies=torch.tensor([math.pi]),
-        noise_frequencies=torch.tensor([0.0]) + 2 * math.pi,
-        scale=1.0,
+        u, 2 * u, 0.25, frequencies=torch.tensor([[math.pi], [2 * math.pi]]), scale=1.0
     )
     # Signal: scores of position 1 are (1,1)·R_-π(1,0) = −1 and 2; values (1,0) and (1,1).
     own = math.exp(2) / (math.exp(2) + math.exp(-1))

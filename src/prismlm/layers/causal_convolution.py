@@ -36,7 +36,12 @@ class CausalConvolution(nn.Module):
         check_whole("the width of a convolution", width, 1)
         self.width = width
         self.weight = nn.Parameter(torch.empty(width, channels))
-        nn.init.uniform_(self.weight, -(width**-0.5), width**-0.5)
+        self.weight.data.copy_(self.initial_values()["weight"])
+
+    def initial_values(self) -> dict[str, Tensor]:
+        """Draw the weights."""
+        bound = self.width**-0.5
+        return {"weight": torch.empty(self.weight.shape).uniform_(-bound, bound)}
 
     def forward(
         self,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int64
@@ -13,7 +13,12 @@ from torch.nn import functional as F
 
 from prismlm.errors import InputError
 from prismlm.layers.linear import weight_of
-from prismlm.ops.signal_noise_attention import Scaling, attend, group_frequencies
+from prismlm.ops.signal_noise_attention import (
+    Scaling,
+    attend,
+    attention_weights,
+    group_frequencies,
+)
 
 
 class SignalNoiseOutput(NamedTuple):
@@ -21,6 +26,10 @@ class SignalNoiseOutput(NamedTuple):
 
     output: Float[Tensor, "B T d"]
     projections: Float[Tensor, "B G T p"]
+
+
+class OutputLinear(nn.Linear):
+    """A linear map added to the residual stream, initialised with smaller weights."""
 
 
 class SignalNoiseAttention(nn.Module):
@@ -49,8 +58,7 @@ class SignalNoiseAttention(nn.Module):
         scale_by_width: divide scores by √d.
     """
 
-    signal_frequencies: Tensor
-    noise_frequencies: Tensor
+    frequencies: Tensor
 
     def __init__(
         self,
@@ -72,25 +80,22 @@ class SignalNoiseAttention(nn.Module):
         self.step = (2 * self.heads) ** -0.5
         inner = 2 * self.heads * head_size
         self.projection = nn.Linear(width, inner, bias=False)
-        self.output_projection = None if tied else nn.Linear(inner, width, bias=False)
-        signal, noise = self.initial_frequencies()
-        self.register_buffer("signal_frequencies", signal, persistent=False)
-        self.register_buffer("noise_frequencies", noise, persistent=False)
+        self.output_projection = None if tied else OutputLinear(inner, width, bias=False)
+        self.register_buffer("frequencies", self.initial_values()["frequencies"], persistent=False)
 
-    def initial_frequencies(self) -> tuple[Float[Tensor, " half"], Float[Tensor, " half"]]:
-        """Return ω of both groups, in radians per position."""
-        return group_frequencies(self.head_size, *self.rotation)
+    def initial_values(self) -> dict[str, Tensor]:
+        """Return ω of signal and noise heads, in radians per position; no file has them."""
+        return {"frequencies": group_frequencies(self.head_size, *self.rotation)}
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> SignalNoiseAttention:
         """Move or cast the layer, but keep frequencies at least float32.
 
         Rounding to bf16 changes them by up to 0.4 %, half a turn at the 800th radian.
         """
-        before = self.signal_frequencies, self.noise_frequencies
+        before = self.frequencies
         super()._apply(fn, recurse)  # pyright: ignore[reportUnknownMemberType]
-        if self.signal_frequencies.dtype.itemsize < before[0].dtype.itemsize:
-            device = self.signal_frequencies.device
-            self.signal_frequencies, self.noise_frequencies = (x.to(device) for x in before)
+        if self.frequencies.dtype.itemsize < before.dtype.itemsize:
+            self.frequencies = before.to(self.frequencies.device)
         return self
 
     def forward(
@@ -113,22 +118,32 @@ class SignalNoiseAttention(nn.Module):
         """
         batch, length, _ = z.shape
         new = self.projection(z).view(batch, length, 2 * self.heads, self.head_size).transpose(1, 2)
-        projections = new if past is None else torch.cat([past, new], 2)
-        heads = attend(
-            projections[:, : self.heads],
-            projections[:, self.heads :],
-            noise_weight,
-            signal_frequencies=self.signal_frequencies,
-            noise_frequencies=self.noise_frequencies,
-            positions=positions,
-            mask=mask,
-            queries=length,
-            scale=self.scale,
-        )
+        signal, noise, how = self._inputs(new, past, positions, mask)
+        heads = attend(signal, noise, noise_weight, **how)
         merged = heads.transpose(1, 2).reshape(batch, length, -1)
         if self.output_projection is not None:
             return SignalNoiseOutput(self.step * self.output_projection(merged), new)
         return SignalNoiseOutput(self.step * F.linear(merged, weight_of(self.projection, z).T), new)
+
+    def weights(
+        self,
+        projections: Float[Tensor, "B G T p"],
+        past: Float[Tensor, "B G P p"] | None = None,
+        positions: Int64[Tensor, "B S"] | None = None,
+        mask: Bool[Tensor, "B 1 T S"] | None = None,
+    ) -> Float[Tensor, "B G T S"]:
+        """Return the weights of a pass before λ, from its output's ``projections``."""
+        signal, noise, how = self._inputs(projections, past, positions, mask)
+        return attention_weights(signal, noise, **how)
+
+    def _inputs(
+        self, new: Tensor, past: Tensor | None, positions: Tensor | None, mask: Tensor | None
+    ) -> tuple[Tensor, Tensor, dict[str, Any]]:
+        """Return u of both groups at all positions, and the other arguments of attention."""
+        projections = new if past is None else torch.cat([past, new], 2)
+        how = {"frequencies": self.frequencies, "positions": positions, "mask": mask}
+        how |= {"queries": new.shape[2], "scale": self.scale}
+        return projections[:, : self.heads], projections[:, self.heads :], how
 
     def dictionary(self, z: Float[Tensor, "B T d"]) -> Float[Tensor, "G d p"]:
         """Return the effective U of each head, signal heads first; ``z`` is any input."""

@@ -24,7 +24,6 @@ from prismlm.layers.signal_noise_attention import SignalNoiseAttention
 from prismlm.models.decoders.protot import chosen_layers
 from prismlm.models.seam import lacks, run_decoder
 from prismlm.models.watch import Hook, evaluating, watch
-from prismlm.ops.signal_noise_attention import attention_weights
 
 Group = Literal["signal", "noise", "attention"]
 Read = Callable[[int, Tensor], None]
@@ -146,26 +145,16 @@ def _set_form(config: PreTrainedConfig, form: Any) -> None:
 
 
 def _weights_of(module: nn.Module, kwargs: dict[str, Any], output: Any, layer: int) -> Tensor:
-    if not isinstance(module, SignalNoiseAttention):
-        weights = output[1] if isinstance(output, tuple) and len(output) > 1 else None
-        if not isinstance(weights, Tensor):
-            raise InputError(
-                f"the attention of layer {layer}, a {type(module).__name__}, returns no weights "
-                "even in its eager implementation: its heads cannot be read."
-            )
-        return weights
-    past, new = kwargs.get("past"), output.projections
-    projections = new if past is None else torch.cat([past, new], 2)
-    return attention_weights(
-        projections[:, : module.heads],
-        projections[:, module.heads :],
-        signal_frequencies=module.signal_frequencies,
-        noise_frequencies=module.noise_frequencies,
-        positions=kwargs.get("positions"),
-        mask=kwargs.get("mask"),
-        queries=new.shape[2],
-        scale=module.scale,
-    )
+    if isinstance(module, SignalNoiseAttention):
+        given = (kwargs.get(name) for name in ("past", "positions", "mask"))
+        return module.weights(output.projections, *given)
+    weights = output[1] if isinstance(output, tuple) and len(output) > 1 else None
+    if not isinstance(weights, Tensor):
+        raise InputError(
+            f"the attention of layer {layer}, a {type(module).__name__}, returns no weights "
+            "even in its eager implementation: its heads cannot be read."
+        )
+    return weights
 
 
 def head_writes(

@@ -141,10 +141,8 @@ def test_states_and_heads_are_those_of_the_whole_model(passes):
     assert torch.allclose(state.inputs, inputs[0], atol=1e-5)
     assert torch.allclose(state.steps, output.output[0], atol=1e-5)
     assert torch.allclose(state.projections().float(), output.projections[0], atol=1e-5)
-    frequencies = {f"{group}_frequencies" for group in ("signal", "noise")}
-    frequencies = {name: getattr(layer, name) for name in frequencies}
     groups = output.projections.split(layer.heads, 1)
-    weights = attention_weights(*groups, **frequencies, scale=layer.scale)
+    weights = attention_weights(*groups, frequencies=layer.frequencies, scale=layer.scale)
     expected = weights[0].diagonal(0, 1, 2)[:, LEAST - 1 :].mean(1)
     shares = [use["self_share"] for use in uses.rows if use["layer"] == 1]
     assert shares == pytest.approx(expected.tolist(), abs=1e-5)
@@ -159,7 +157,7 @@ def test_cross_terms_are_means_of_double_sums():
     table, tau = cross_terms(states, length=50), torch.arange(50).double()[:, None]
     for state, terms in zip(states, table.rows, strict=True):
         groups = torch.hypot(*state.projections().chunk(2, -1)).chunk(2)
-        frequencies = state.attention.signal_frequencies, state.attention.noise_frequencies
+        frequencies = state.attention.frequencies
         k = {}
         for name, i, j in (("signal_noise", 0, 1), ("signal_signal", 0, 0), ("noise_noise", 1, 1)):
             u, v = groups[i], groups[j]

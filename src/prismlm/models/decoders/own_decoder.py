@@ -22,8 +22,6 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils.generic import ModelOutput, can_return_tuple
 
 from prismlm.errors import InputError
-from prismlm.layers import PrototypeMixer
-from prismlm.layers.causal_convolution import CausalConvolution
 from prismlm.layers.delta_mixer import DeltaMixer
 
 INNER_MULTIPLE = 16
@@ -189,6 +187,13 @@ class OwnDecoder(PreTrainedModel):
     supports_gradient_checkpointing = True
     _skip_keys_device_placement = ["past_key_values"]  # noqa: RUF012
     cache_class: type[OwnCache] = OwnCache
+
+    @torch.no_grad()
+    def _init_weights(self, module: nn.Module) -> None:
+        """Initialise what transformers does not know from a module's ``initial_values()``."""
+        super()._init_weights(module)
+        for name, value in getattr(module, "initial_values", dict)().items():
+            init.copy_(getattr(module, name), value)
 
 
 class OwnModel(OwnDecoder):
@@ -393,23 +398,13 @@ class RecurrentBlock(GradientCheckpointingLayer):
 
 
 class RecurrentPreTrainedModel(OwnDecoder):
-    """Initialisation, and declarations for transformers."""
+    """Declarations for transformers."""
 
     config_class = RecurrentConfig
     _no_split_modules = ["RecurrentBlock"]  # noqa: RUF012
     cache_class = RecurrentCache
     # A state cannot be rolled back, as assisted generation requires.
     _is_stateful = True
-
-    @torch.no_grad()
-    def _init_weights(self, module: nn.Module) -> None:
-        super()._init_weights(module)
-        if isinstance(module, CausalConvolution):
-            bound = module.width**-0.5
-            init.uniform_(module.weight, -bound, bound)
-        elif isinstance(module, PrototypeMixer):
-            for name, value in module.initial_values().items():
-                init.copy_(getattr(module, name), value)
 
 
 class RecurrentModel(RecurrentPreTrainedModel, OwnModel):

@@ -15,7 +15,7 @@ from transformers.masking_utils import create_causal_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from prismlm.errors import check_number
-from prismlm.layers.signal_noise_attention import SignalNoiseAttention
+from prismlm.layers.signal_noise_attention import OutputLinear, SignalNoiseAttention
 from prismlm.models.decoders.own_decoder import (
     OwnConfig,
     OwnDecoder,
@@ -71,10 +71,6 @@ class SignalNoiseConfig(OwnConfig):
         if self.intermediate_size is None:
             self.intermediate_size = 4 * self.hidden_size
         super().__post_init__(**kwargs)
-
-
-class OutputLinear(nn.Linear):
-    """A linear map added to the residual stream, initialised with smaller weights."""
 
 
 class MLP(nn.Module):
@@ -148,21 +144,10 @@ class SignalNoisePreTrainedModel(OwnDecoder):
     @torch.no_grad()
     def _init_weights(self, module: nn.Module) -> None:
         super()._init_weights(module)
-        if isinstance(module, SignalNoiseAttention):
-            signal, noise = module.initial_frequencies()
-            init.copy_(module.signal_frequencies, signal)
-            init.copy_(module.noise_frequencies, noise)
-            if module.output_projection is not None:
-                self._init_smaller(module.output_projection)
-        elif isinstance(module, OutputLinear):
-            self._init_smaller(module)
-        elif isinstance(module, SignalNoiseModel):
-            init.constant_(module.noise_weight, self.config.noise_weight)
-
-    def _init_smaller(self, module: nn.Linear) -> None:
-        """Initialise an output projection as GPT-2 does, scaled by depth."""
-        depth = 2 * self.config.num_hidden_layers
-        init.normal_(module.weight, std=self.config.initializer_range * depth**-0.5)
+        if isinstance(module, OutputLinear):
+            # As in GPT-2, scaled by depth.
+            depth = 2 * self.config.num_hidden_layers
+            init.normal_(module.weight, std=self.config.initializer_range * depth**-0.5)
 
     def set_noise_weight(self, value: float | Tensor) -> None:
         """Set λ to a number from 0 to 1."""
@@ -187,10 +172,12 @@ class SignalNoiseModel(SignalNoisePreTrainedModel, OwnModel):
     def __init__(self, config: SignalNoiseConfig) -> None:
         norm = nn.LayerNorm(config.hidden_size, eps=config.layer_norm_eps, bias=config.bias)
         super().__init__(config, lambda layer: SignalNoiseBlock(config, layer), norm)
-        # Its steps would be lost in half precision, whatever the default dtype.
-        noise_weight = torch.tensor(config.noise_weight, dtype=torch.float32)
-        self.register_buffer("noise_weight", noise_weight)
+        self.register_buffer("noise_weight", self.initial_values()["noise_weight"])
         self.post_init()
+
+    def initial_values(self) -> dict[str, Tensor]:
+        """Return λ; its steps would be lost in half precision, whatever the default dtype."""
+        return {"noise_weight": torch.tensor(self.config.noise_weight, dtype=torch.float32)}
 
     def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> Any:
         """Move or cast the model, but keep λ at least float32."""

@@ -16,8 +16,7 @@ def attend(
     u_noise: Float[Tensor, "B H S p"],
     noise_weight: float | Tensor,
     *,
-    signal_frequencies: Float[Tensor, " half"],
-    noise_frequencies: Float[Tensor, " half"],
+    frequencies: Float[Tensor, "2 half"],
     positions: Int64[Tensor, "B S"] | None = None,
     mask: Bool[Tensor, "B 1 T S"] | None = None,
     queries: int | None = None,
@@ -37,8 +36,7 @@ def attend(
         u_signal: Z U_s of all S positions, in order.
         u_noise: Z U_n, likewise.
         noise_weight: λ, from 0 to 1.
-        signal_frequencies: ω of the signal heads, in radians per position.
-        noise_frequencies: ω of the noise heads.
+        frequencies: ω of signal and noise heads, in radians per position.
         positions: of all S; None for 0, 1, …
         mask: which position sees which; None for causal.
         queries: T, the number of last positions that attend; None for all.
@@ -47,8 +45,7 @@ def attend(
     Returns:
         The signal heads, then the noise heads times −λ: G = 2H.
     """
-    rotations = (signal_frequencies, noise_frequencies)
-    values, keys = _values_and_keys(u_signal, u_noise, positions, rotations, mask)
+    values, keys = _values_and_keys(u_signal, u_noise, positions, frequencies, mask)
     length, causal = keys.shape[2], False
     queries = length if queries is None else queries
     if mask is None and queries > 1:
@@ -70,7 +67,7 @@ def _values_and_keys(
     u_signal: Tensor,
     u_noise: Tensor,
     positions: Tensor | None,
-    rotations: tuple[Tensor, Tensor],
+    frequencies: Tensor,
     mask: Tensor | None,
 ) -> tuple[Float[Tensor, "B G S p"], Float[Tensor, "B G S p"]]:
     """Return u of all heads, signal first, unrotated and rotated by each group's frequencies."""
@@ -78,15 +75,14 @@ def _values_and_keys(
         u_signal=("B H S p", u_signal),
         pairs=("B H S two half", u_signal.reshape(*u_signal.shape[:-1], 2, -1)),
         u_noise=("B H S p", u_noise),
-        signal_frequencies=("half", rotations[0]),
-        noise_frequencies=("half", rotations[1]),
+        frequencies=("group half", frequencies),
         positions=("B S", positions),
         mask=("B one T S", mask),
     )
     groups = torch.stack([u_signal, u_noise], 1)
     if positions is None:
         positions = torch.arange(groups.shape[3], device=groups.device)[None]
-    keys = rotate(groups, positions[:, None, None], torch.stack(rotations)[:, None])
+    keys = rotate(groups, positions[:, None, None], frequencies[:, None])
     return groups.flatten(1, 2), keys.flatten(1, 2)
 
 
@@ -98,8 +94,7 @@ def attention_weights(
     u_signal: Float[Tensor, "B H S p"],
     u_noise: Float[Tensor, "B H S p"],
     *,
-    signal_frequencies: Float[Tensor, " half"],
-    noise_frequencies: Float[Tensor, " half"],
+    frequencies: Float[Tensor, "2 half"],
     positions: Int64[Tensor, "B S"] | None = None,
     mask: Bool[Tensor, "B 1 T S"] | None = None,
     queries: int | None = None,
@@ -110,10 +105,9 @@ def attention_weights(
     Rows sum to 1 for signal and noise heads, and are zero where a position sees nothing. Arguments
     as for :func:`attend`; signal heads come first. Peak memory is twice the result, and the mask.
     """
-    rotations = (signal_frequencies, noise_frequencies)
     length, size = u_signal.shape[2:]
     queries = length if queries is None else queries
-    _, keys = _values_and_keys(u_signal, u_noise, positions, rotations, mask)
+    _, keys = _values_and_keys(u_signal, u_noise, positions, frequencies, mask)
     hidden = ~(_causal_mask(length, queries, keys.device) if mask is None else mask)
     scores = (keys[:, :, length - queries :] * (size**-0.5 if scale is None else scale)) @ keys.mT
     weights = scores.masked_fill_(hidden, float("-inf")).softmax(-1)

@@ -14,8 +14,7 @@ def attend(
     u_noise: Float[Tensor, "B H S p"],
     noise_weight: float | Tensor,
     *,
-    signal_frequencies: Float[Tensor, " half"],
-    noise_frequencies: Float[Tensor, " half"],
+    frequencies: Float[Tensor, "2 half"],
     positions: Int64[Tensor, "B S"] | None = None,
     mask: Bool[Tensor, "B 1 T S"] | None = None,
     queries: int | None = None,
@@ -25,7 +24,6 @@ def attend(
 
     S_h,i = Σ_j softmax_j(scale · R_i u_i · R_j u_j) u_j over j ≤ i;  −λ N_h,i likewise
     """
-    rotations = (signal_frequencies, noise_frequencies)
     batch, heads, length, size = u_signal.shape
     queries = length if queries is None else queries
     factor = size**-0.5 if scale is None else scale
@@ -35,7 +33,7 @@ def attend(
     signs = (1 + 0 * lam, -lam)
     rows: list[Tensor] = []
     for b in range(batch):
-        for u, omega, sign in zip((u_signal, u_noise), rotations, signs, strict=True):
+        for u, omega, sign in zip((u_signal, u_noise), frequencies, signs, strict=True):
             for h in range(heads):
                 rotated = rotate(u[b, h], positions[b], omega)
                 for i in range(length - queries, length):

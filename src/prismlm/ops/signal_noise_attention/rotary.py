@@ -19,7 +19,7 @@ def frequencies(size: int, base: float, angle: float = 1.0) -> Float[Tensor, " h
 
 def group_frequencies(
     size: int, base: float, ratio: float, scaling: Scaling = "base"
-) -> tuple[Float[Tensor, " half"], Float[Tensor, " half"]]:
+) -> Float[Tensor, "2 half"]:
     """Return ω of signal and noise heads, in radians per position, for a head size p and ratio ρ.
 
         scaling "base":   (base · ρ)^(−2j/p)    and (base / ρ)^(−2j/p)
@@ -28,8 +28,8 @@ def group_frequencies(
     Source: Prism, Eq. 12, with ρ = π; its Fig. 1 scales angles.
     """
     if scaling == "angle":
-        return frequencies(size, base, ratio), frequencies(size, base, 1 / ratio)
-    return frequencies(size, base * ratio), frequencies(size, base / ratio)
+        return torch.stack([frequencies(size, base, angle) for angle in (ratio, 1 / ratio)])
+    return torch.stack([frequencies(size, base * ratio), frequencies(size, base / ratio)])
 
 
 def rotate(

@@ -212,9 +212,8 @@ def cross_terms(states: Sequence[AttentionStates], *, length: int) -> Table:
 def _cross_row(layer: AttentionStates, length: int) -> Row:
     # The length of each rotated pair: a score is Σ over pairs of |u_i| |u_j| cos(ω τ + φ).
     amplitudes = torch.hypot(*layer.projections().chunk(2, -1)).chunk(2)
-    frequencies = (layer.attention.signal_frequencies, layer.attention.noise_frequencies)
     tau = torch.arange(length, dtype=torch.float64)
-    waves = [torch.outer(tau, omega.double().cpu()).cos() for omega in frequencies]
+    waves = [torch.outer(tau, omega.double().cpu()).cos() for omega in layer.attention.frequencies]
     pairs = zip(("signal", "noise"), amplitudes, waves, strict=True)
     groups = {str(name): (lengths, wave) for name, lengths, wave in pairs}
     row: Row = {"layer": layer.layer}
