@@ -30,7 +30,8 @@ from benchmarks.shared.options import RESULTS, script_options
 from prismlm.corpus.chat import as_chat
 from prismlm.demo.prompts import ANSWERED, QUESTIONS
 from prismlm.demo.texts import pairs_path
-from prismlm.explain.attribution import CANDIDATES, Attribution, added_up, worth_showing
+from prismlm.explain.attribution import Attribution, added_up
+from prismlm.explain.subject import CANDIDATES, worth_showing
 from prismlm.files import json_text, read_json, write_json
 
 FOLDER = RESULTS / "asked"
@@ -85,8 +86,8 @@ def ask(lm: prismlm.PrismLM, half: str) -> dict[str, Any]:
             row["rank"] = {order: pair for order, (pair, _) in ranks.items()}
             row["page_rank"] = {order: page for order, (_, page) in ranks.items()}
             found = trace.documents(CANDIDATES)
-            row["shown"] = [one.doc_id for one in worth_showing(found, PASSAGES, trace.about)]
-            listed = worth_showing(found, CANDIDATES, trace.about, fill=True)
+            row["shown"] = [one.doc_id for one in worth_showing(found, PASSAGES, trace.subject)]
+            listed = worth_showing(found, CANDIDATES, trace.subject, fill=True)
             names = [*(one.doc_id for one in listed), one["id"]]
             row["rank"]["prismlm"] = names.index(one["id"]) + 1
             by_bm25 = [one["doc_id"] for one in search.passages("bm25", trace, query)]
@@ -171,8 +172,8 @@ class Search:
                 for name, text in ((self.ids[i], _most_alike(self.texts[i], query)) for i in best)
             ]
         passages = self.attribution(order, trace).passages(CANDIDATES)
-        shown = worth_showing(passages, PASSAGES, trace.about)
-        read = worth_showing(passages, PASSAGES, trace.about, fill=True)
+        shown = worth_showing(passages, PASSAGES, trace.subject)
+        read = worth_showing(passages, PASSAGES, trace.subject, fill=True)
         texts = [" ".join(str(one.text).split()) for one in read]
         return [
             {"doc_id": one.doc_id, "title": one.title, "text": text, "shown": one in shown}

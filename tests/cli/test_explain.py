@@ -11,7 +11,8 @@ from safetensors.torch import load_file, save_file
 import prismlm
 from prismlm.cli.output import say
 from prismlm.cli.trace import shares_of
-from prismlm.explain.attribution import Share, Sources, worth_showing
+from prismlm.explain.attribution import Share, Sources
+from prismlm.explain.subject import worth_showing
 from tests.helpers import forked
 from tests.helpers.lens_files import change_meta
 from tests.helpers.token_corpus import excerpt
@@ -224,13 +225,16 @@ def test_missing_support_is_reported_first(prism, tiny_model):
 def test_documents_that_carry_far_less_are_printed_on_request(prism, tiny_model):
     lm = prismlm.load(tiny_model)
     text = excerpt(lm.lens.corpus, int(lm.lens.corpus.starts[3]), 20)
-    found = lm.explain(text).documents(50)
-    assert len(worth_showing(found, 5)) < 5
-    for options, count in (((), len(worth_showing(found, 5))), (("--passages",), 5)):
+    trace = lm.explain(text)
+    few = worth_showing(trace.documents(50), 5)
+    passages = worth_showing(trace.passages(1000), 5, fill=True)
+    assert len(few) < 5 == len(passages)
+    for options, documents in (((), few), (("--passages",), passages)):
         shown = prism("explain", tiny_model, text, *options).stdout
-        documents = shown[shown.index("Documents behind it") :].split("\n\n")[0]
-        assert len(re.findall(r"^ *<?\d+%  ", documents, re.M)) == count
-        note = "Others carry less or name nothing of the question: --passages"
+        found = shown[shown.index("Documents behind it") :].split("\n\n")[0]
+        expected = len({one.doc_id for one in documents})
+        assert len(re.findall(r"^ *<?\d+%  ", found, re.M)) == expected
+        note = "Others carry less or name less of the question: --passages"
         assert (note in shown) == (not options)
 
 

@@ -6,7 +6,7 @@ import torch
 
 from prismlm.errors import InputError
 from prismlm.explain import attribution
-from prismlm.explain.attribution import TEMPERATURE, Passage, worth_showing
+from prismlm.explain.attribution import TEMPERATURE
 from prismlm.lens import cells as cells_module
 from tests.helpers.hand_lens import attributed, hand_lens, predictions
 
@@ -138,21 +138,3 @@ def test_what_is_not_there_is_named(lens, table):
             attributed(table, lens).sources(**given)
     with pytest.raises(InputError, match="Did you mean 'source'"):
         attributed(table, lens, "sources")
-
-
-def test_documents_that_carry_far_less_than_others_are_not_worth_showing():
-    # By hand: at least 3 %, or half of the first where that has under 6 %.
-    for shares, shown in (((), 0), ((0.5, 0.04, 0.03, 0.029), 3), ((0.04, 0.021, 0.02, 0.0199), 3)):
-        documents = [Passage(str(i), share, *[None] * 5, 0) for i, share in enumerate(shares)]
-        assert worth_showing(documents, 5) == documents[:shown]
-    # Where it is known how much of the answer they carry: the first, and those with 15 % of it.
-    carried = (0.01, 0.2, 0.04, 0.05, 0.15)
-    documents = [Passage(str(i), 0.2, *[None] * 5, 0, carried=c) for i, c in enumerate(carried)]
-    assert [one.doc_id for one in worth_showing(documents, 5)] == ["0", "1", "4"]
-    # Of those that are about a question: with 5 % of it.
-    about = {"0": 0, "1": 0, "2": 0.5, "3": 0.1, "4": 1}
-    shown = worth_showing(documents, 5, lambda one: about[one.doc_id])
-    assert [one.doc_id for one in shown] == ["0", "3", "4"]
-    # Of the others, those first that name more of the question.
-    shown = worth_showing(documents, 4, lambda one: about[one.doc_id], fill=True)
-    assert [one.doc_id for one in shown] == ["0", "3", "4", "2"]

@@ -1,6 +1,5 @@
 """Levels of support by hand and of text that the corpus has, and the summary in words."""
 
-import math
 import shutil
 from collections import defaultdict
 
@@ -56,47 +55,6 @@ def test_documents_that_name_nothing_of_the_question_count_one_level_less_by_han
         ([(1, 3)], set(), ("none", pytest.approx(1 / 8))),
     ):
         assert level_of(*pairs, about=about.__contains__) == expected
-
-
-def test_a_document_names_something_of_a_question_in_any_case_but_not_its_common_words(lm):
-    lens, tokenizer = lm.lens, lm.tokenizer
-    corpus, cells = lens.corpus, lens.cells
-    count, threshold = len(cells.starts), min(7.5, 2 / 3 * math.log(len(cells)))
-    places = zip(cells.starts.tolist(), cells.lengths.tolist(), strict=True)
-    held = [set(corpus.tokens(*place)) for place in places]
-
-    def naive(question, document):
-        named = total = 0
-        for word in question.split():
-            rare, most = [], []
-            for way in (word, word.lower(), word.upper(), word.capitalize()):
-                for tokens in (tokenizer.encode(way), tokenizer.encode(" " + way)):
-                    rates = {
-                        token: cells.token_rates[token] or 0.5 / len(cells) for token in tokens
-                    }
-                    rare.append({t for t in rates if -math.log(rates[t]) > threshold})
-                    most.append(-math.log(min(rates.values())))
-            weight = (0.01 + max(0, min(most) - 5) ** 2) * all(rare)
-            named += weight * any(spelling <= held[document] for spelling in rare)
-            total += weight
-        return named / total
-
-    attribution, found = lm.explain("The cell is").attribution(), []
-    for question in ("sUgar", "quIz", "why Jinx", "sugar quiz"):
-        about = attribution.about(question)
-        found.append([about(document) for document in range(count)])
-        assert found[-1] == pytest.approx([naive(question, document) for document in range(count)])
-    assert {any(row) and not all(row) for row in found} == {True}
-    # "The" is common, though "THE" is not.
-    assert attribution.about("the of and") is attribution.about("") is None
-
-
-def test_a_question_may_have_an_added_token_of_which_the_lens_has_no_rate(small_model):
-    lm = prismlm.load(small_model)
-    attribution = lm.explain("The cell is").attribution()
-    lm.tokenizer.add_tokens(["qqzygote"])
-    assert len(lm.tokenizer) > len(lm.lens.cells.token_rates)
-    assert attribution.about("Qqzygote")(0) == 0
 
 
 def test_a_document_carries_the_information_of_its_tokens_and_its_passages_parts_of_it(lm):

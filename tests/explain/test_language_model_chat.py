@@ -7,8 +7,8 @@ import prismlm
 from prismlm.corpus import Document
 from prismlm.corpus.chat import as_chat
 from prismlm.errors import InputError
-from prismlm.explain.attribution import Attribution, worth_showing
 from prismlm.explain.audit import Audit, read_texts
+from prismlm.explain.subject import Subject, worth_showing
 from prismlm.pages.trace import Pool, trace_data
 from tests.helpers.chats import ANSWER, ANSWERED, ASKED, CHAT, QUESTION, chatting
 
@@ -90,15 +90,15 @@ def test_an_answer_from_documents_that_name_nothing_of_the_question(lm, monkeypa
     asked = "Does tracking help against cancer?"
     chat = [*as_chat(asked), answer]
     before = lm.explain(chat)
-    shown = worth_showing(before.documents(50), 5, before.about)
+    shown = worth_showing(before.documents(50), 5, before.subject)
     assert (before.support.level, before.support.off_subject) == ("weak", False)
     assert before.citations()
     assert len(shown) > 1
-    monkeypatch.setattr(Attribution, "about", lambda self, given: lambda _: given != asked)
+    monkeypatch.setattr(Subject, "_part", lambda self, named: 0.0)
     trace = lm.explain(chat)
     assert trace.support == trace[trace.first :].support == ("none", before.support.score, True)
     assert trace.citations() == []
-    assert worth_showing(trace.documents(50), 5, trace.about) == shown[:1]
+    assert worth_showing(trace.documents(50), 5, trace.subject) == shown[:1]
     for one, count in ((before, len(shown)), (trace, 1)):
         assert len(trace_data(one, Pool(lm.lens))["whole"]["documents"]) == count
     (text,) = read_texts(lm, [Document("chat", "", messages=chat)])

@@ -10,7 +10,7 @@ import pytest
 
 import prismlm
 from prismlm.corpus.pieces import visible
-from prismlm.explain.attribution import worth_showing
+from prismlm.explain.subject import worth_showing
 from prismlm.lens.cells import UNKNOWN, Keys
 from prismlm.lens.lens import Around
 from prismlm.pages.trace import Pool, fragment, page, trace_data

@@ -27,8 +27,9 @@ from prismlm.cli.output import (
 from prismlm.cli.progress import spinner
 from prismlm.corpus.chat import Messages, question_of
 from prismlm.errors import InputError
-from prismlm.explain.attribution import CANDIDATES, Passage, Sources, worth_showing
+from prismlm.explain.attribution import Passage, Sources
 from prismlm.explain.language_model import PrismLM
+from prismlm.explain.subject import CANDIDATES, worth_showing
 from prismlm.explain.trace import MIN_PERCENT, Step, Trace
 from prismlm.explain.verbatim import Quote
 from prismlm.lens.cells import UNKNOWN
@@ -41,8 +42,6 @@ from prismlm.probes.results import Row, Table
 # A longer prompt is cut in the middle.
 PROMPT_LINES = 3
 MAX_SHARES, MAX_QUOTES = 6, 3
-# The passages printed below the documents are chosen among so many.
-PASSAGE_CANDIDATES = 50
 INDENT, BAR_WIDTH, PASSAGE_WIDTH = 7, 24, 320
 REBUILD = "prismlm index MODEL --corpus DIR --positions 1 --overwrite"
 EVERYTHING: dict[str, Any] = {"method": "evidence", "where": {}}
@@ -149,16 +148,10 @@ def _evidence(trace: Trace, sources: Sources, options: PrintOptions) -> Iterator
     if unsupported and not options.passages:
         yield dim("--passages shows the nearest text all the same.\n")
     else:
-        limit = options.documents
-        candidates = trace.documents(max(CANDIDATES, limit), **options.search)
-        shown = worth_showing(candidates, limit, trace.about, fill=options.passages)
-        passages: dict[str, Passage] = {}
-        if shown and options.search["method"] == "evidence":
-            for passage in trace.passages(PASSAGE_CANDIDATES, where=where):
-                passages.setdefault(passage.doc_id, passage)
+        shown, passages, more = _shown(trace, options)
         yield from documents_of(shown, passages)
-        if len(shown) < min(limit, len(candidates)):
-            yield dim("Others carry less or name nothing of the question: --passages shows them.\n")
+        if more:
+            yield dim("Others carry less or name less of the question: --passages shows them.\n")
         yield shares_of(sources)
         if shown and trace.lens.suffixes is not None:
             yield from quotes_of(trace.verbatim(MAX_QUOTES))
@@ -261,27 +254,46 @@ def shares_of(sources: Sources) -> Table:
     return table("Where it comes from", f"{sources.by} share expected _", cells)
 
 
+def _shown(
+    trace: Trace, options: PrintOptions
+) -> tuple[Sequence[Passage], dict[str, list[Passage]], bool]:
+    """Return the documents to print, passages of each by its id, and whether there are others."""
+    search, limit, by_id = options.search, options.documents, dict[str, list[Passage]]()
+    documents, passages = trace.documents(max(CANDIDATES, limit), **search), list[Passage]()
+    if search["method"] == "evidence":
+        passages = trace.passages(max(CANDIDATES, limit), where=search["where"])
+    if options.passages and passages:
+        for passage in worth_showing(passages, limit, trace.subject, fill=True):
+            by_id.setdefault(passage.doc_id, []).append(passage)
+        of_passages = {one.doc_id: one for one in documents}
+        return [of_passages.get(name, some[0]) for name, some in by_id.items()], by_id, False
+    for passage in passages:
+        by_id.setdefault(passage.doc_id, [passage])
+    shown = worth_showing(documents, limit, trace.subject, fill=options.passages)
+    return shown, by_id, len(shown) < min(limit, len(documents))
+
+
 def documents_of(
-    documents: Sequence[Passage], passages: Mapping[str, Passage] | None = None
+    documents: Sequence[Passage], passages: Mapping[str, Sequence[Passage]] | None = None
 ) -> Iterator[Any]:
-    """Yield the lines of documents and their shares, each with its leading passage."""
+    """Yield the lines of documents and their shares, each with passages."""
     if documents:
         yield heading("Documents behind it")
         for document in documents:
-            passage = (passages or {}).get(document.doc_id, document)
-            yield from _document(document, passage)
+            yield from _document(document, (passages or {}).get(document.doc_id, [document]))
         yield ""
 
 
-def _document(document: Passage, passage: Passage) -> Iterator[Text]:
+def _document(document: Passage, passages: Sequence[Passage]) -> Iterator[Text]:
     width = stdout_console().width
     head = Text(f"{percent(document.share):>5}  ", style="bold")
     head.append(shorten(document.title or document.doc_id, width - head.cell_len - 10))
     origin = " · ".join(filter(None, (document.source, document.license or f"licence {UNKNOWN}")))
     head.append("  " + shorten(origin, width - head.cell_len - 2), "dim")
     yield head
-    if passage.around is not None:
-        yield from passage_lines(passage.around, passage.also)
+    for passage in passages:
+        if passage.around is not None:
+            yield from passage_lines(passage.around, passage.also)
 
 
 def passage_lines(around: Around, also: Sequence[tuple[int, int]] = ()) -> Iterator[Text]:
@@ -324,7 +336,7 @@ def passage_text(around: Around, also: Sequence[tuple[int, int]], width: int) ->
 def _against(passages: Sequence[Passage]) -> Iterator[Any]:
     yield heading("Against: text where another token came next; shares of these alone")
     for passage in passages:
-        yield from _document(passage, passage)
+        yield from _document(passage, [passage])
         share, token = percent(passage.probability or 0.0), token_text(passage.predicted or "", 24)
         line = dim(f"{' ' * INDENT}instead of {token}, to which the model gave {share} there")
         line.truncate(stdout_console().width, overflow="ellipsis")

@@ -27,10 +27,9 @@ The method ``source`` is PRISM's A_t instead: with μ uniform over the stored co
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cache, cached_property
+from functools import cached_property
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple, get_args
 
@@ -39,7 +38,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from prismlm.corpus.encode import encoder_of
 from prismlm.errors import check_choice
 from prismlm.explain.prediction import Predictions
 from prismlm.explain.rows import frame, html_table
@@ -81,21 +79,14 @@ GAP = 24
 MAX_PASSAGE = 128
 # Further tokens of a passage are marked if they have this part of its largest weight.
 MARKED_WEIGHT_RATIO = 0.1
-# Of the first so many documents, most of those that name something of the question and carry at
-# least this part of an answer's information are about its subject (docs/results/asked.md); without
-# a question, most of those that carry the larger part.
-CANDIDATES, WORTH_SHOWING, LARGE_PART, LARGE_SHARE = 50, 0.05, 0.15, 0.03
-
 # c in nats, and ε. This c and the square ranked the document that holds an answer first most often,
 # on questions to a model that half knew its texts (docs/results/asked.md).
 COMMON, MIN_WEIGHT = 5.0, 0.01
 # docs/results/asked.md has the error rates, on questions that these bounds were not chosen on.
 STRONG, NONE = 0.8, 0.25
 MIN_INFORMATION = 1.0
-# A word of a question tells what it is about if each spelling has a token that is rarer than this,
-# in nats, or in a corpus of N positions than this part of ln N. They are looked for in so many
-# documents, the best.
-TELLING, TELLING_PART, ASKED_OF = 7.5, 2 / 3, 8
+# What a question is about is looked for in so many documents, the best.
+ASKED_OF = 8
 Level = Literal["strong", "weak", "none"]
 LEVELS: tuple[Level, ...] = get_args(Level)
 WORDS: dict[Level, str] = {
@@ -392,33 +383,6 @@ class Passage:
         return value
 
 
-def worth_showing(
-    documents: Sequence[Passage],
-    limit: int,
-    about: Callable[[Passage], float] | None = None,
-    *,
-    fill: bool = False,
-) -> list[Passage]:
-    """Return the first document, and others ``about`` the question with 5 % of the information.
-
-    Without ``about``, those with 15 %; where it is not known how much of the answer's information
-    they carry, those with 3 % of the evidence, or half as much as the first. With ``fill`` others
-    follow, those first that name most of the question.
-    """
-
-    def worth(one: Passage) -> bool:
-        if one.carried is None:
-            return one.share >= min(LARGE_SHARE, documents[0].share / 2)
-        part = one.carried >= LARGE_PART if about is None else one.carried >= WORTH_SHOWING
-        return one is documents[0] or (part and (about is None or about(one) > 0))
-
-    first = list(filter(worth, documents))
-    others = [one for one in documents if one not in first] if fill else []
-    if about is not None:
-        others.sort(key=about, reverse=True)
-    return [*first, *others][:limit]
-
-
 class Places(NamedTuple):
     """Positions that carry predictions, distinct and ascending."""
 
@@ -542,50 +506,14 @@ class Attribution:
         return 1 - self.rest / self.total if self.total > 0 else 0.0
 
     def support(self, about: Callable[[int], float] | None = None) -> Support | None:
-        """Return how well the corpus supports the predictions; for ``about`` see :meth:`about`.
+        """Return how well the corpus supports the predictions; None if unknown: a state of zero.
 
-        None if it is unknown, as for a state of zero.
+        ``about``: what part of a question a document names.
         """
         scale, coverage = self.lens.support, self.coverage
         if coverage is None or scale is None or scale.nearest[0] == scale.nearest[-1]:
             return None
         return coverage.support(about) if len(coverage.tokens) else None
-
-    def about(self, asked: str) -> Callable[[int], float] | None:
-        """Return a function: what part of a question does a document name, by information?
-
-        Of each telling word it has to have a spelling. None if the question has no such word, or
-        the lens no text.
-        """
-        words = set(re.findall(r"\w+", asked))
-        cells, tokenizer = self.lens.cells, self.lens.tokenizer
-        source = self.lens.text_source if words else None
-        if source is None or tokenizer is None:
-            return None
-        encode, positions = encoder_of(tokenizer).text.encode_batch, len(cells)
-        # The last is that of tokens that were added, which have no rate.
-        nats = -np.log(np.append(cells.token_rates, 0).clip(0.5 / positions))
-        rare = min(TELLING, TELLING_PART * np.log(positions))
-        telling = list[tuple[float, list[set[int]]]]()
-        for word in words:
-            spelt = {way(word) for way in (str, str.lower, str.upper, str.capitalize)}
-            encoded = encode([*spelt, *(f" {word}" for word in spelt)], add_special_tokens=False)
-            found = [{i: nats[min(i, len(nats) - 1)] for i in e.ids} for e in encoded]
-            # "The" is common, however rare the tokens of "THE" are.
-            least = min(max(spelling.values()) for spelling in found)
-            if least >= rare:
-                weight = float(token_information(np.exp(-least), positions))
-                telling.append((weight, [{i for i in s if s[i] >= rare} for s in found]))
-        total = sum(weight for weight, _ in telling)
-
-        @cache
-        def about(document: int) -> float:
-            place = int(cells.starts[document]), int(cells.lengths[document])
-            tokens = set(source.read_tokens(*place).tolist())
-            named = (w for w, spellings in telling if any(one <= tokens for one in spellings))
-            return sum(named) / total
-
-        return about if telling else None
 
     def sources(self, by: str = "source", where: Where | None = None) -> Sources:
         """Return shares by source, domain, license or document."""

@@ -40,6 +40,7 @@ from prismlm.explain.attribution import (
 )
 from prismlm.explain.language_model import PrismLM
 from prismlm.explain.prediction import misfit, split_states
+from prismlm.explain.subject import Subject
 from prismlm.files import json_text, read_json, write_json
 from prismlm.lens.cells import Where, normalised
 from prismlm.lens.layout import GROUP_COLUMNS
@@ -114,8 +115,8 @@ class TextFigures:
         """How well the corpus supports it; None if unknown, or if the head does not fit."""
         if self.attribution is None or misfit(float(np.median(self.explained))):
             return None
-        about = self.attribution.about(asked_in(self.document.messages or ""))
-        return self.attribution.support(about)
+        subject = Subject(asked_in(self.document.messages or ""), self.attribution.lens)
+        return self.attribution.support(subject.in_text if subject else None)
 
 
 class _Window(NamedTuple):

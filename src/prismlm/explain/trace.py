@@ -33,6 +33,7 @@ from prismlm.explain.attribution import (
 from prismlm.explain.chain import DirectPath, PrototypeChain, chains
 from prismlm.explain.prediction import Predictions, PrototypeUse, fed_back
 from prismlm.explain.rows import Rows, frame, write_rows
+from prismlm.explain.subject import Subject
 from prismlm.explain.verbatim import Quote, quotes
 from prismlm.files import json_text
 from prismlm.lens.cells import UNKNOWN, Where
@@ -310,17 +311,14 @@ class Trace:
         """How well the corpus supports the answer; None without a lens, or a scale in it."""
         return None if self.lens is None else self.attribution().support(self._about)
 
-    @property
-    def about(self) -> Callable[[Passage], float] | None:
-        """What part of what the user of a chat asked does its document name? None: nothing asks."""
-        if (about := self._about) is None:
-            return None
-        number = self._lens().cells.document_number
-        return lambda passage: about(number(passage.doc_id))
-
     @cached_property
+    def subject(self) -> Subject | None:
+        """What the user of a chat asks about; None if nothing tells."""
+        return Subject(self.asked, self._lens()) or None
+
+    @property
     def _about(self) -> Callable[[int], float] | None:
-        return self.attribution().about(self.asked)
+        return self.subject.in_text if self.subject else None
 
     @property
     def summary(self) -> str | None:

@@ -8,7 +8,8 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 from prismlm.corpus.pieces import DITTO, Piece, visible
-from prismlm.explain.attribution import CANDIDATES, Passage, worth_showing
+from prismlm.explain.attribution import Passage
+from prismlm.explain.subject import CANDIDATES, worth_showing
 from prismlm.lens.cells import UNKNOWN
 from prismlm.lens.layout import trained_on_words
 from prismlm.lens.lens import Around, Lens
@@ -230,7 +231,7 @@ def _whole(trace: Trace, pool: Pool, against: int) -> dict[str, Any] | None:
     for passage in trace.passages(PASSAGES):
         passages.setdefault(passage.doc_id, []).append(pool.shared(passage))
     documents: list[dict[str, Any]] = []
-    for document in worth_showing(trace.documents(CANDIDATES), DOCUMENTS, trace.about):
+    for document in worth_showing(trace.documents(CANDIDATES), DOCUMENTS, trace.subject):
         shared = pool.shared(document)
         documents.append(shared | {"passages": passages.get(document.doc_id, [shared])})
     shares = _shares(trace, ("domain", "source", "license"))
