@@ -15,6 +15,7 @@ alike, and by BM25. The reader is given ``asked/judge_prompt.md`` and answers a 
 from __future__ import annotations
 
 import hashlib
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -85,12 +86,13 @@ def ask(lm: prismlm.PrismLM, half: str) -> dict[str, Any]:
             ranks = {order: search.ranks(order, trace, query, one["id"]) for order in ORDERS}
             row["rank"] = {order: pair for order, (pair, _) in ranks.items()}
             row["page_rank"] = {order: page for order, (_, page) in ranks.items()}
-            found = trace.documents(CANDIDATES)
-            row["shown"] = [one.doc_id for one in worth_showing(found, PASSAGES, trace.subject)]
+            shown = worth_showing(trace.documents(CANDIDATES), PASSAGES, trace.subject)
+            row["shown"] = [one.doc_id for one in shown]
+            found = trace.passages(CANDIDATES)
             listed = worth_showing(found, CANDIDATES, trace.subject, fill=True)
-            names = [*(one.doc_id for one in listed), one["id"]]
+            names = [*dict.fromkeys(one.doc_id for one in listed), one["id"]]
             row["rank"]["prismlm"] = names.index(one["id"]) + 1
-            by_bm25 = [one["doc_id"] for one in search.passages("bm25", trace, query)]
+            by_bm25 = [search.ids[i] for i in search.bm25.best(query, PASSAGES)]
             row["first_five"] = {"prismlm": names[:PASSAGES], "bm25": by_bm25}
         rows.append(row)
         print(len(rows), one["set"], trace.support and trace.support.level, flush=True)
@@ -126,9 +128,16 @@ class Search:
         self.ids = lens.cells.documents.column("doc_id").to_pylist()
         number = {name: i for i, name in enumerate(lens.corpus.doc_ids)}
         self.texts = [lens.corpus.text(number[name]) for name in self.ids]
-        titles = lens.cells.documents.column("title").to_pylist()
-        self.titles = dict(zip(self.ids, titles, strict=True))
+        self.titles = titles = lens.cells.documents.column("title").to_pylist()
         self.bm25 = BM25(self.texts)
+        # Passages of BM25: lines, each below its document's title, as a reader sees it.
+        self.lines = [
+            (i, " ".join(line.split()))
+            for i, text in enumerate(self.texts)
+            for line in re.sub(r"<\|im_start\|>\w+|<\|im_end\|>", "", text).splitlines()
+            if line.strip()
+        ]
+        self.bm25_of_lines = BM25([f"{titles[i]}\n{line}" for i, line in self.lines])
         # MedQuAD's pages have several pairs, each a document of the lens.
         names, self.page_of = np.unique([page_of(name) for name in self.ids], return_inverse=True)
         members = [np.flatnonzero(self.page_of == number) for number in range(len(names))]
@@ -166,10 +175,10 @@ class Search:
     def passages(self, order: str, trace: prismlm.Trace, query: str) -> list[dict[str, Any]]:
         """Return the first five passages and those shown: document, share, title and sentence."""
         if order == "bm25":
-            best = np.argsort(-self.bm25.scores(query), kind="stable")[:PASSAGES].tolist()
+            best = (self.lines[i] for i in self.bm25_of_lines.best(query, PASSAGES))
             return [
-                {"doc_id": name, "title": self.titles[name], "text": text}
-                for name, text in ((self.ids[i], _most_alike(self.texts[i], query)) for i in best)
+                {"doc_id": self.ids[i], "title": self.titles[i], "text": text[:400]}
+                for i, text in best
             ]
         passages = self.attribution(order, trace).passages(CANDIDATES)
         shown = worth_showing(passages, PASSAGES, trace.subject)
@@ -184,12 +193,6 @@ class Search:
 def page_of(name: str) -> str:
     """Return the page of MedQuAD that a document is from; other documents are their own."""
     return name.split("#")[0]
-
-
-def _most_alike(text: str, query: str) -> str:
-    """Return the line of a text that BM25 puts first."""
-    lines = [line for line in text.splitlines() if line.strip()]
-    return " ".join(lines[int(BM25(lines).scores(query).argmax())].split())[:400]
 
 
 def _key(*parts: str) -> str:

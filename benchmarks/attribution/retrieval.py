@@ -42,3 +42,7 @@ class BM25:
                 idf = np.log1p((len(scores) - count + 0.5) / (count + 0.5))
                 scores[documents] += idf * times * (self.k1 + 1) / (times + self._norm[documents])
         return scores
+
+    def best(self, query: str, count: int) -> list[int]:
+        """Return the documents with the largest scores."""
+        return np.argsort(-self.scores(query), kind="stable")[:count].tolist()

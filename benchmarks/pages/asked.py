@@ -11,7 +11,7 @@ from benchmarks.attach.demo_lessons import subject
 from benchmarks.attribution.asked import PASSAGES, in_new_words, questions
 from prismlm.demo.prompts import ABSENT
 from prismlm.demo.texts import pairs_path
-from prismlm.explain.attribution import WORTH_SHOWING
+from prismlm.explain.subject import WORTH_SHOWING
 from prismlm.statistics import wilson
 
 Row = dict[str, Any]
