@@ -113,7 +113,7 @@ def read_states(lm: prismlm.PrismLM, data: Path, text: Path, work: Path) -> None
             continue
         parts: dict[str, Answers] = {}
         for part, examples in zip(("fit", "test"), questions_of(benchmark, data), strict=True):
-            with patch("prismlm.interventions.calibration.last_states", last_states):
+            with patch("prismlm.models.seam.last_states", last_states):
                 parts[part] = read_answers(lm, examples)
             print(benchmark.name, part, len(examples), len(parts[part].tokens), flush=True)
         torch.save(parts, path.with_suffix(".part"))

@@ -38,7 +38,6 @@ from prismlm.eval.suite import (
     task_figures,
 )
 from prismlm.files import read_json, write_json
-from prismlm.interventions.calibration import Text, read
 from prismlm.interventions.steering_effects import corpus_of
 from prismlm.interventions.suppression import (
     BIASES,
@@ -53,6 +52,7 @@ from prismlm.interventions.suppression import (
     summed_losses,
     suppress,
 )
+from prismlm.models.seam import Text, read_texts
 from prismlm.statistics import wilson
 
 TOPIC, DRAWN = "cancer", 10
@@ -208,8 +208,8 @@ def costs(
     lm: prismlm.PrismLM, texts: list[Text], unseen: np.ndarray, way: Way
 ) -> dict[str, dict[str, float]]:
     """Return the perplexity of held-out and of taught texts, and its growth over texts."""
-    plain = read(lm, texts)
-    under = read(lm, texts, lm.tokens_of(f"{way.words}\n\n")) if way.words else plain
+    plain = read_texts(lm.model, texts)
+    under = read_texts(lm.model, texts, lm.tokens_of(f"{way.words}\n\n")) if way.words else plain
     sizes = np.bincount(plain.text.numpy(), minlength=len(texts))
     before, after = (
         summed_losses(lm, own, one, len(texts)) for own, one in ((plain, Way()), (under, way))

@@ -37,12 +37,12 @@ from prismlm.probes.channels.effects import (
     EMERGES,
     Probe,
     effects_on,
-    probabilities_at,
     rank_channels,
     rank_sum_p,
     whole_words,
 )
 from prismlm.probes.channels.report import channel_report, measure_layers
+from prismlm.probes.texts import losses_at
 from prismlm.statistics import spearman
 
 # The intervention by which a concept is judged, chosen before any was run.
@@ -436,7 +436,7 @@ def _probes(
     row, column = hits.nonzero(as_tuple=True)
     targets = batch.input_ids[row, column]
     states = hidden[row.to(hidden.device), (column - 1).to(hidden.device)]
-    likely = probabilities_at(model, states, targets.to(hidden.device)).cpu() >= minimum
+    likely = losses_at(model, states, targets).neg().exp() >= minimum
     cases: list[tuple[int, Probe]] = []
     kept = (values[likely].tolist() for values in (row, column, targets))
     for r, end, target in zip(*kept, strict=True):

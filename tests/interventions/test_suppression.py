@@ -9,7 +9,6 @@ import torch
 
 import prismlm
 from prismlm.errors import InputError
-from prismlm.interventions.calibration import Text, read
 from prismlm.interventions.steering_effects import corpus_of
 from prismlm.interventions.suppression import (
     Examples,
@@ -33,6 +32,7 @@ from prismlm.interventions.suppression import (
     words_of,
 )
 from prismlm.lens.opened_model import TooLongError
+from prismlm.models.seam import Text, read_texts
 from prismlm.statistics import Interval
 
 TEXT = "The patient was given a dose of the drug, and the court"
@@ -108,17 +108,17 @@ def test_read_states_are_those_of_each_text_alone(lm, texts):
     """Also of one that differs in its last token alone, of which a part is predicted."""
     several = [encoded(lm, text) for text in texts[:3]]
     several.append(Text([*several[0].ids[:-1], 5], 3))
-    both = read(lm, several)
+    both = read_texts(lm.model, several)
     for number, (ids, start) in enumerate(several):
         rows = (both.text == number).nonzero()[:, 0]
         assert both.targets[rows].tolist() == ids[start:]
-        alone = read(lm, [Text(ids, start)])
+        alone = read_texts(lm.model, [Text(ids, start)])
         torch.testing.assert_close(both.z[rows], alone.z, rtol=1e-4, atol=1e-4)
 
 
 def test_losses_under_a_way(lm):
     """A bias lowers logits of its tokens, scales act as a controller does."""
-    text = read(lm, [encoded(lm, TEXT)])
+    text = read_texts(lm.model, [encoded(lm, TEXT)])
     logits = text.z @ lm.model.get_output_embeddings().weight.T
     tokens = text.targets.unique()[:2].tolist()
     logits[:, tokens] -= 3.0
@@ -176,7 +176,7 @@ def test_prompts_and_texts_fit_the_context(lm, keep, monkeypatch):
 
 
 def test_random_prototypes_are_as_active(lm, keep):
-    z = read(lm, keep[:4]).z
+    z = read_texts(lm.model, keep[:4]).z
     scales = ((3, 0.0), (11, 0.5), (40, 0.9))
     random = like_random(lm, z, scales, 0)
     assert sorted(s for _, s in random) == [0.0, 0.5, 0.9]
@@ -190,7 +190,7 @@ def test_random_prototypes_are_as_active(lm, keep):
 
 
 def test_margins_are_those_of_a_controller(lm, keep, texts):
-    states, kept = read(lm, [encoded(lm, texts[0])]), read(lm, keep[:2])
+    states, kept = read_texts(lm.model, [encoded(lm, texts[0])]), read_texts(lm.model, keep[:2])
     token, rows = int(states.targets[0]), torch.arange(3)
     candidates = torch.arange(lm.head.num_prototypes)
     work = SimpleNamespace(lm=lm, states=states, rows=rows, kept=[kept], tokens=[token])
@@ -211,7 +211,10 @@ def test_margins_are_those_of_a_controller(lm, keep, texts):
 
 def test_the_memory_of_a_fit_is_bounded(lm, keep, texts, monkeypatch):
     monkeypatch.setattr("prismlm.interventions.suppression.MOST", 20)
-    states, kept = read(lm, [encoded(lm, text) for text in texts]), read(lm, keep)
+    states, kept = (
+        read_texts(lm.model, [encoded(lm, text) for text in texts]),
+        read_texts(lm.model, keep),
+    )
     work = SimpleNamespace(lm=lm, states=states, rows=torch.arange(3), kept=[kept], tokens=[5])
     fit = ScaleFit(work, torch.arange(8))
     sides = fit._before_marked, fit._examples, fit._keep

@@ -33,7 +33,6 @@ from typing import Any, NamedTuple
 import numpy as np
 import pyarrow as pa
 import torch
-from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from prismlm import fingerprints
@@ -47,7 +46,9 @@ from prismlm.lens.labels.endpoint import Endpoint, Question, Session, fenced, on
 from prismlm.lens.labels.endpoint import prompt as fill_template
 from prismlm.lens.opened_model import MAX_SEED, write_after
 from prismlm.models.checkpoint import read_checkpoint
+from prismlm.models.seam import Text, read_texts
 from prismlm.outputs import write_table
+from prismlm.probes.texts import losses_at
 from prismlm.progress import SILENT, Reporter, Task
 from prismlm.run_state import begin, writing
 from prismlm.statistics import Interval, bootstrap, wilson
@@ -139,6 +140,7 @@ class LocalJudge:
             task.advance()
         return verdicts
 
+    @torch.no_grad()
     def answers(self, pair: Pair) -> dict[str, float]:
         """Return log P of each answer."""
         text, encode = question(pair, AS_TOKEN), partial(encode_text, self.tokenizer, end=False)
@@ -146,22 +148,12 @@ class LocalJudge:
             start, space = encode_chat(self.tokenizer, as_chat(text)), ""
         else:
             start, space = encode(f"{text}\n\nAnswer:", start=True), " "
-        answers = {name: encode(f"{space}{name}", start=False) for name in SCORES}
-        # One pass for all answers of a single token.
-        prefixes = {tuple(ids[:-1]) for ids in answers.values()}
-        log = {prefix: self._log_after(start, prefix) for prefix in prefixes}
-        return {
-            name: sum(float(log[tuple(ids[:-1])][n, token]) for n, token in enumerate(ids))
-            for name, ids in answers.items()
-        }
-
-    @torch.no_grad()
-    def _log_after(self, start: Sequence[int], more: Sequence[int]) -> Tensor:
-        """Return ln p [len(more) + 1, V] after ``start`` and after each token of ``more``."""
-        ids = [*start, *more]
-        check_length(self.model, len(ids), f"a question to the judge {self.source}")
-        logits = self.model(torch.tensor([ids], device=self.model.device)).logits[0]
-        return logits[len(start) - 1 :].float().log_softmax(-1)
+        answers = [[*start, *encode(f"{space}{name}", start=False)] for name in SCORES]
+        longest = max(map(len, answers)) - 1  # nothing is predicted after the last token
+        check_length(self.model, longest, f"a question to the judge {self.source}")
+        read = read_texts(self.model, [Text(ids, len(start)) for ids in answers])
+        losses = losses_at(self.model, read.z, read.targets)
+        return {n: -float(losses[read.text == k].sum()) for k, n in enumerate(SCORES)}
 
 
 Judge = EndpointJudge | LocalJudge

@@ -33,58 +33,15 @@ from prismlm.interventions.plan import applied, plan_for
 from prismlm.interventions.values import Controller
 from prismlm.lens.layout import prototypes_fingerprint
 from prismlm.lens.opened_model import OpenedModel, check_embedded
-from prismlm.models.seam import last_states, output_embedding
+from prismlm.models.seam import Text, output_embedding, read_texts
 from prismlm.ops.prototype_head import Nearest
 from prismlm.progress import SILENT, Reporter
 from prismlm.statistics import bootstrap
 
 LARGEST, FOLDS, PULLS, PATIENCE = 5.0, 5, 10, 2
 TURNED = 1e-6  # an offset from 1 that is none
-# States at once; larger blocks are slower on a CPU.
-BATCH_TOKENS, STATES = 2048, 128
+STATES = 128  # at once; larger blocks are slower on a CPU
 EXPECTED = "context, choices and label, or prompt, chosen and rejected"
-
-
-class Text(NamedTuple):
-    """Tokens of a text; those from ``start`` on are predicted."""
-
-    ids: list[int]
-    start: int
-
-
-class Read(NamedTuple):
-    """States before N predicted tokens, these tokens, and the number of each one's text."""
-
-    z: Tensor
-    targets: Tensor
-    text: Tensor
-
-
-@torch.no_grad()
-def read(
-    lm: OpenedModel, texts: Sequence[Text], before: Sequence[int] = (), progress: Reporter = SILENT
-) -> Read:
-    """Run the model over texts, each after the tokens ``before``, in batches of like lengths.
-
-    Texts that differ in their last token alone share a row.
-    """
-    rows: dict[tuple[int, ...], list[int]] = {}
-    for number, (ids, _) in enumerate(texts):
-        rows.setdefault((*before, *(ids[:-1] or ids)), []).append(number)
-    order, parts = sorted(rows, key=len), list[tuple[Tensor, Tensor, Tensor]]()
-    with progress.task("Reading", len(order), "texts") as task:
-        while order:
-            size = max(1, BATCH_TOKENS // (len(order[-1]) + 1))
-            batch, order = order[-size:], order[:-size]
-            counts = [max(len(texts[n].ids) - texts[n].start for n in rows[row]) for row in batch]
-            states = last_states(lm.model, batch, counts).split(counts)
-            for z, row in zip(states, batch, strict=True):
-                for number in rows[row]:
-                    tokens = torch.tensor(texts[number].ids[texts[number].start :], device=z.device)
-                    own = z[len(z) - len(tokens) :]
-                    parts.append((own, tokens, torch.full_like(tokens, number)))
-            task.advance(len(batch))
-    return Read(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 
 def route(lm: OpenedModel, z: Tensor) -> Nearest:
@@ -216,7 +173,7 @@ def read_answers(
             cut += len(before) > room
             texts.append(Text([*before[-room:], *tokens], min(len(before), room)))
             questions.append(number)
-    found = read(lm, texts, progress=progress)
+    found = read_texts(lm.model, texts, progress=progress)
     order = found.text.argsort(stable=True)
     z, tokens, answer = (column[order].cpu() for column in found)
     return Answers(z, tokens, answer, np.array(questions), np.array(right), cut)

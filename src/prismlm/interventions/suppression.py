@@ -40,12 +40,12 @@ from prismlm.corpus.pieces import pieces_of, token_alone
 from prismlm.corpus.store import Corpus
 from prismlm.corpus.tokenizer import check_tokenizer_of
 from prismlm.errors import InputError, check_number
-from prismlm.interventions.calibration import Read, Text, along, log_probabilities, read, route
+from prismlm.interventions.calibration import along, log_probabilities, route
 from prismlm.interventions.plan import applied, dense_activations, plan_for
 from prismlm.interventions.values import Controller
 from prismlm.lens.layout import prototypes_fingerprint
 from prismlm.lens.opened_model import OpenedModel, TooLongError, write_after
-from prismlm.models.seam import output_embedding
+from prismlm.models.seam import Read, Text, output_embedding, read_texts
 from prismlm.models.sidecar import weight_of
 from prismlm.models.watch import Hook, watch
 from prismlm.progress import SILENT, Reporter
@@ -384,7 +384,8 @@ class Suppressing:
         self.lm, self.examples, self.options = lm, examples, options
         self.keep = keep[::2], keep[1::2]  # for the fit, and to report
         found = [encoded(lm, text) for text in examples.find]
-        self.kept, self.states = [read(lm, part) for part in self.keep], read(lm, found)
+        self.kept = [read_texts(lm.model, part) for part in self.keep]
+        self.states = read_texts(lm.model, found)
         targets = self.states.targets
         if options.phrases:
             self.judge, marks = phrase_judge(options.phrases), torch.zeros_like(targets).bool()
@@ -461,7 +462,7 @@ class Suppressing:
         kept, texts, before = self.kept[report], self.keep[report], self.losses[report]
         sizes = np.bincount(kept.text.cpu().numpy(), minlength=len(texts))
         if way.words:
-            kept = read(self.lm, texts, self.lm.tokens_of(f"{way.words}\n\n"))
+            kept = read_texts(self.lm.model, texts, self.lm.tokens_of(f"{way.words}\n\n"))
         after = summed_losses(self.lm, kept, way, len(texts)) if way != Way() else before
         return float(np.exp(after.sum() / sizes.sum())), growth(after, before, sizes)
 

@@ -6,7 +6,7 @@ import inspect
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from jaxtyping import Float
@@ -16,11 +16,14 @@ from transformers import PreTrainedModel
 
 from prismlm.errors import FormatError, InputError, check_finite
 from prismlm.models.watch import Hook, evaluating, watch
+from prismlm.progress import SILENT, Reporter
 
 PROBE_SHAPE = (2, 8)
 READABLE = (torch.float32, torch.float64, torch.bfloat16, torch.float16)
 # Names of a cache, as an argument and in the output.
 CACHES = ("past_key_values", "cache_params")
+# Tokens of :func:`read_texts` at once.
+BATCH_TOKENS = 2048
 
 
 def lacks(model: nn.Module, what: str, way_out: str = "choose another model") -> InputError:
@@ -147,6 +150,51 @@ def last_states(
         model(input_ids=ids.to(model.device), use_cache=False)
     ends = zip(captured.z, rows, counts, strict=True)
     return torch.cat([z[len(row) - count : len(row)] for z, row, count in ends])
+
+
+class Text(NamedTuple):
+    """Tokens of a text; those from ``start`` on are predicted."""
+
+    ids: list[int]
+    start: int
+
+
+class Read(NamedTuple):
+    """States before N predicted tokens, these tokens, and the number of each one's text."""
+
+    z: Tensor
+    targets: Tensor
+    text: Tensor
+
+
+@torch.no_grad()
+def read_texts(
+    model: PreTrainedModel,
+    texts: Sequence[Text],
+    before: Sequence[int] = (),
+    progress: Reporter = SILENT,
+) -> Read:
+    """Run a model over texts, each after the tokens ``before``, in batches of like lengths.
+
+    Texts that differ in their last token alone share a row. Longer texts come first.
+    """
+    rows: dict[tuple[int, ...], list[int]] = {}
+    for number, (ids, _) in enumerate(texts):
+        rows.setdefault((*before, *(ids[:-1] or ids)), []).append(number)
+    order, parts = sorted(rows, key=len), list[tuple[Tensor, Tensor, Tensor]]()
+    with progress.task("Reading", len(order), "texts") as task:
+        while order:
+            size = max(1, BATCH_TOKENS // (len(order[-1]) + 1))
+            batch, order = order[-size:], order[:-size]
+            counts = [max(len(texts[n].ids) - texts[n].start for n in rows[row]) for row in batch]
+            states = last_states(model, batch, counts).split(counts)
+            for z, row in zip(states, batch, strict=True):
+                for number in rows[row]:
+                    tokens = torch.tensor(texts[number].ids[texts[number].start :], device=z.device)
+                    own = z[len(z) - len(tokens) :]
+                    parts.append((own, tokens, torch.full_like(tokens, number)))
+            task.advance(len(batch))
+    return Read(*(torch.cat(column) for column in zip(*parts, strict=True)))
 
 
 @torch.no_grad()

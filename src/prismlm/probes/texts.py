@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Iterable, Iterator, Sequence, Sized
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,6 +19,7 @@ from prismlm.corpus.windows import Sequences
 from prismlm.errors import InputError
 from prismlm.lens.options import trained_length, training_corpus
 from prismlm.models.checkpoint import read_checkpoint
+from prismlm.models.seam import LogitMap, output_embedding
 
 LOGIT_ROWS = 1024
 # Tokens per window of a model without recorded training rows.
@@ -51,11 +52,12 @@ def target_losses(
 
 
 def losses_at(
-    head: Callable[[Tensor], Tensor], states: Float[Tensor, "N d"], targets: Int64[Tensor, " N"]
+    model: PreTrainedModel, states: Float[Tensor, "N d"], targets: Int64[Tensor, " N"]
 ) -> Float64[Tensor, " N"]:
-    """Return :func:`target_losses` of ``head(states)``, a few rows of logits at a time."""
+    """Return :func:`target_losses` after last hidden states, a few rows of logits at a time."""
+    embedding, logit_map = output_embedding(model), LogitMap.of(model)
     parts = zip(states.split(LOGIT_ROWS), targets.split(LOGIT_ROWS), strict=True)
-    return torch.cat([target_losses(head(rows), ids) for rows, ids in parts])
+    return torch.cat([target_losses(logit_map(embedding(rows)), ids) for rows, ids in parts])
 
 
 def document_numbers(corpus: Corpus, split: Split, min_tokens: int = 0) -> np.ndarray:

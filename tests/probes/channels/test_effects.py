@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from prismlm.corpus.windows import Sequences
 from prismlm.errors import InputError
 from prismlm.interventions.channels import MaskRead, MaskWrite, Reinitialise, intervene
-from prismlm.probes.channels import effects, find_channels
+from prismlm.probes.channels import find_channels
 from prismlm.probes.channels.activations import Activations
 from prismlm.probes.channels.effects import (
     Case,
@@ -118,7 +118,7 @@ def alone(model, probe):
 def test_probabilities_are_those_of_each_context_alone(sharp_model, monkeypatch):
     expected = [alone(sharp_model, probe) for probe in probes()]
     for tokens_per_batch in (1, 24, 4096):
-        monkeypatch.setattr(effects, "BATCH_TOKENS", tokens_per_batch)
+        monkeypatch.setattr("prismlm.models.seam.BATCH_TOKENS", tokens_per_batch)
         result = target_probabilities(sharp_model, probes())
         assert result.tolist() == pytest.approx(expected, rel=1e-4)
 

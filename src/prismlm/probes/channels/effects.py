@@ -46,11 +46,11 @@ from prismlm.interventions.channels import (
     intervene,
 )
 from prismlm.models.decoders.protot import check_channel, check_layer, mixers_of
-from prismlm.models.seam import run_decoder
+from prismlm.models.seam import Text, read_texts
 from prismlm.models.watch import evaluating
 from prismlm.probes.channels.activations import Activations, read_activations
 from prismlm.probes.results import Report, Row, Table
-from prismlm.probes.texts import equal_length_batches, losses_at
+from prismlm.probes.texts import losses_at
 from prismlm.progress import SILENT, Reporter
 
 BUNDLED = Path(__file__).parent / "cases"
@@ -69,7 +69,6 @@ SIGNIFICANT = 0.05
 MIN_PROBABILITY = 0.01
 REINITIALISATIONS = 3
 """Random prototypes per channel, over which probabilities are averaged."""
-BATCH_TOKENS = 4096
 NEIGHBOURS = 50
 """A control word is drawn from this many words of the most similar frequency."""
 EMERGES = 0.05
@@ -293,22 +292,10 @@ def draw_controls(
 @torch.no_grad()
 def target_probabilities(model: PreTrainedModel, probes: Sequence[Probe]) -> Float64[Tensor, " n"]:
     """Return p(target | context) of each probe, interventions included; on the CPU."""
-    probabilities = torch.empty(len(probes), dtype=torch.float64)
+    texts = [Text([*probe.ids, probe.target_id], len(probe.ids)) for probe in probes]
     with evaluating(model):
-        for batch in equal_length_batches([probe.ids for probe in probes], BATCH_TOKENS):
-            ids = torch.tensor([probes[i].ids for i in batch])
-            hidden = run_decoder(model, ids, torch.ones_like(ids).bool()).last_hidden_state[:, -1]
-            targets = torch.tensor([probes[i].target_id for i in batch])
-            probabilities[batch] = probabilities_at(model, hidden, targets)
-    return probabilities
-
-
-def probabilities_at(
-    model: PreTrainedModel, hidden: Tensor, targets: Tensor
-) -> Float64[Tensor, " n"]:
-    """Return the probability of ``targets`` [n] after last hidden states [n, d]."""
-    head: Any = model.get_output_embeddings()
-    return losses_at(head, hidden, targets).neg().exp()
+        z, targets, numbers = read_texts(model, texts)
+        return losses_at(model, z, targets).neg().exp()[numbers.argsort().cpu()]
 
 
 def rank_sum_p(ranks: Sequence[float], others: int) -> float:

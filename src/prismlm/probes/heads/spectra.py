@@ -21,7 +21,7 @@ from prismlm.corpus.windows import Sequences, WindowBatch
 from prismlm.errors import InputError, check_finite
 from prismlm.layers.signal_noise_attention import SignalNoiseAttention, SignalNoiseOutput
 from prismlm.models.device import check_window
-from prismlm.models.seam import LogitMap, capture, lacks, output_embedding
+from prismlm.models.seam import capture, lacks
 from prismlm.models.watch import Hook, evaluating, watch
 from prismlm.probes.heads.attention import collect
 from prismlm.probes.results import Report, Row, Table
@@ -290,9 +290,7 @@ def token_losses(
     ids = input_ids.to(model.device)
     with capture(model, logits=False) as captured:
         model(input_ids=ids, use_cache=False)
-    embedding, logit_map = output_embedding(model), LogitMap.of(model)
-    states, targets = captured.z[:, :-1].flatten(0, 1), ids[:, 1:].flatten()
-    losses = losses_at(lambda z: logit_map(embedding(z)), states, targets)
+    losses = losses_at(model, captured.z[:, :-1].flatten(0, 1), ids[:, 1:].flatten())
     check_finite("losses", losses)
     return losses.view(len(ids), -1)
 
