@@ -90,8 +90,7 @@ def table(
     title: str, columns: str, rows: Sequence[Any], top: int | None = None, **facts: Any
 ) -> Table:
     """Return a table of the ``top`` rows; columns are ``name`` or ``name:format``."""
-    formats = {name: form for name, _, form in (c.partition(":") for c in columns.split())}
-    return Table(title + _more(rows, top), formats, tuple(rows[:top]), facts)
+    return Table(title + _more(rows, top), columns, tuple(rows[:top]), facts)
 
 
 def tables(document: Mapping[str, Any], top: int = MAX_ROWS) -> list[Any]:
@@ -217,7 +216,7 @@ def _print_table(table: Table) -> None:
         console.print(sanitize(table.title), style="bold")
     grid = Grid(box=None, pad_edge=False, header_style="dim", padding=(0, 1, 0, 0))
     cells: list[list[Text]] = []
-    for name, form in table.columns.items():
+    for name, form in table.formats.items():
         values = [figure_at(row, name) for row in table.rows]
         if all(value is None for value in values):
             continue

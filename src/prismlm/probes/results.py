@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 Row = dict[str, Any]
 BLOCKS = " ▁▂▃▄▅▆▇█"
-FINDINGS = {"finding": "", "value": "+.4f", "control": "+.4f", "effect": ""}
+FINDINGS = "finding value:+.4f control:+.4f effect"
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Table:
     """Figures under named columns, one row per thing that was measured."""
 
     title: str
-    columns: Mapping[str, str]  # the printed ones, with their number formats
+    columns: str | Mapping[str, str]  # the printed ones: ``name`` or ``name:format``, by blanks
     rows: tuple[Row, ...]  # may have more figures than are printed
     facts: Row = field(default_factory=dict[str, Any])  # figures of the whole table
     findings: tuple[Row, ...] = ()  # its conclusions, by :func:`finding`
@@ -33,6 +33,13 @@ class Table:
     def __getitem__(self, name: str) -> Any:
         """Return a fact."""
         return self.facts[name]
+
+    @property
+    def formats(self) -> Mapping[str, str]:
+        """The number format of each printed column, by name."""
+        if not isinstance(self.columns, str):
+            return self.columns
+        return {name: form for name, _, form in (c.partition(":") for c in self.columns.split())}
 
     def to_dict(self) -> Row:
         """Return JSON values: the facts, and ``rows``; non-finite numbers become None."""

@@ -346,7 +346,7 @@ def theme_report(
         for unit, judgement in zip(units, actual, strict=True)
     ]
     facts = {"of": of, "corpus": corpus.name, "split": split, "judge": judge.source}
-    columns = {"unit": "", "documents": "", **dict.fromkeys(FIGURES, ""), "theme": ""}
+    columns = f"unit documents {' '.join(FIGURES)} theme"
     tables = {
         "figures": theme_figures(actual, random),
         "units": Table("Units", columns, tuple(rows)),
@@ -377,8 +377,7 @@ def theme_figures(actual: Sequence[Judgement | None], random: Sequence[Judgement
         # There are as many random units, so resampled rows serve both.
         row["difference"] = bootstrap(np.nan_to_num(values), np.isfinite(values), (1, -1))
         rows.append(row)
-    columns = {"figure": "", "mean": ".1f", "random_mean": ".1f", "difference": "+.1f",
-               "histogram": "", "random_histogram": ""}  # fmt: skip
+    columns = "figure mean:.1f random_mean:.1f difference:+.1f histogram random_histogram"
     title = "Themes, values 1 to 10, compared with ten random sequences"
     return Table(title, columns, tuple(rows))
 

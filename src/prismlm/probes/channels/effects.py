@@ -220,9 +220,8 @@ def _summary(
         for channel, controls in drawn.items()
         for name, change in changes[channel].items()
     )
-    columns = {"layer": "", "channel": "", "intervention": "", "median_relative": "+.2f",
-               "low": "+.2f", "high": "+.2f", "median_size": ".2f", "largest_control": ".2f",
-               "rank": "", "p_size": ".3g"}  # fmt: skip
+    columns = "layer channel intervention median_relative:+.2f low:+.2f high:+.2f median_size:.2f"
+    columns += " largest_control:.2f rank p_size:.3g"
     return Table("Relative change of the probability, %", columns, rows)
 
 
@@ -453,7 +452,7 @@ def rank_channels(
         "shuffled_deviation": float(null.std()),
         "p": (1 + int((null >= rows[0]["difference"]).sum())) / (1 + shuffles),
     }
-    columns = {"layer": "", "channel": "", "difference": "+.2f", "at_words": ".3f", "mean": ".3f"}
+    columns = "layer channel difference:+.2f at_words:.3f mean:.3f"
     title = "Channels that are written at the words more than elsewhere"
     return Table(title, columns, tuple(rows[:count]), facts)
 

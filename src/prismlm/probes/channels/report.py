@@ -208,9 +208,8 @@ class ChannelReport:
         rows = [
             {"gate": kind} | row for layer in self.layers for kind, row in layer.metrics.items()
         ]
-        columns = {"layer": "", "gate": "", "sparsity_ratio": ".2f", "width": "", "gini": ".3f",
-                   "entropy": ".3f", "entropy_share": ".0%", "mutual_information": ".3f",
-                   "mutual_information_corrected": ".3f"}  # fmt: skip
+        columns = "layer gate sparsity_ratio:.2f width gini:.3f entropy:.3f entropy_share:.0%"
+        columns += " mutual_information:.3f mutual_information_corrected:.3f"
         return Table(f"Figures of the layers of {self.model}", columns, tuple(rows))
 
     @property
@@ -232,8 +231,7 @@ class ChannelReport:
             for layer in self.layers
             if layer.lags is not None
         ]
-        columns = {"layer": "", "shared_gates": "", "channels": "", "clear": "", "read_first": "",
-                   "one_before": "", "at_once": "", "written_first": ""}  # fmt: skip
+        columns = "layer shared_gates channels clear read_first one_before at_once written_first"
         return Table("Is a channel read before it is written?", columns, tuple(rows))
 
     @property
@@ -363,7 +361,7 @@ def locality_table(channels: Iterable[Row]) -> Table:
     of the first quartile − mean of the last) / pooled standard deviation, where both have two
     channels. There are no rows for fewer than four channels, as where decays depend on the token.
     """
-    columns = {"quartile": "", "half_life_to": ".3g", "channels": "", "repetition": ".3f"}
+    columns = "quartile half_life_to:.3g channels repetition:.3f"
     title = "Do channels of a short half-life keep to few tokens?"
     pairs = [(c["half_life"], c["repetition"]) for c in channels if c["half_life"] is not None]
     if len(pairs) < 4:

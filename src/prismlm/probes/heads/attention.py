@@ -29,9 +29,10 @@ MIN_VISIBLE = 16
 MAX_NEAR = 4
 """The largest distance that counts as near."""
 SIGNIFICANT = 0.05
-FIGURES = {"distance": ".1f", "distance_beyond_self": ".1f", "entropy": ".2f",
-           "relative_entropy": ".2f", "self_share": ".2f", "near_share": ".2f",
-           "first_share": ".2f"}  # fmt: skip
+FIGURES = (
+    "distance", "distance_beyond_self", "entropy", "relative_entropy", "self_share", "near_share",
+    "first_share",
+)  # fmt: skip
 GROUPS = ("signal", "noise")
 
 
@@ -102,9 +103,9 @@ def head_uses(
             for group in groups
             for head in range(group.start, group.stop)
         ]
-    columns = {"layer": "", "head": "", "group": "", **FIGURES, "spectrum": ""}
-    # (1 − self share) · distance beyond self; without it the table fits 80 columns.
-    del columns["distance"]
+    # Without the distance, (1 − self share) · distance beyond self, the table fits 80 columns.
+    columns = "layer head group distance_beyond_self:.1f entropy:.2f relative_entropy:.2f"
+    columns += " self_share:.2f near_share:.2f first_share:.2f spectrum"
     facts = {"tokens": tokens, "windows": windows, "queries": uniform.queries}
     facts |= {"least_visible": least_visible, "bins": bins, "layers": tuple(layers)}
     return Table("Heads: means over queries", columns, tuple(rows), facts)
@@ -206,8 +207,7 @@ def compare_groups(uses: Table) -> Table:
             row[f"{name}_median"] = statistics.median(head[measure] for head in group)
         larger = GROUPS[effect < 0] if p < SIGNIFICANT and effect else "unclear"
         rows.append(row | {"effect": effect, "p": p, "larger": larger})
-    columns = {"measure": "", "signal_median": ".3f", "noise_median": ".3f", "effect": "+.2f",
-               "p": ".2g", "larger": ""}  # fmt: skip
+    columns = "measure signal_median:.3f noise_median:.3f effect:+.2f p:.2g larger"
     per_layer = len(heads) // len(uses["layers"]) // 2
     facts: Row = dict.fromkeys(("signal_heads", "noise_heads"), per_layer)
     title = "Signal against noise heads"

@@ -42,8 +42,7 @@ TARGET = "target"
 MARK = re.compile(r"\{(\w+):([^{}:]+)\}")
 BUNDLED = Path(__file__).parent / "cases" / "roles.jsonl"
 LEVEL = 0.05
-COLUMNS = {"role": "", "layer": "", "head": "", "group": "", "lift": ".2f", "control": ".2f",
-           "excess": ".2f", "rank": ",", "p": ".1g", "q": ".2g"}  # fmt: skip
+COLUMNS = "role layer head group lift:.2f control:.2f excess:.2f rank:, p:.1g q:.2g"
 MIN_DRAWS = 10_000
 DRAWS_PER_BATCH = 2048
 TIE = 1e-4

@@ -108,10 +108,9 @@ def layer_rates(states: Sequence[AttentionStates], *, seed: int = 0) -> Table:
     reads, since the source's update has no norm and its ΔR is of what the dictionaries see.
     Source: Prism, Eq. 2 to 7. Controls, random dictionaries and ε are ours.
     """
-    columns = {"layer": "", "before.whole": ".1f", "before.signal": ".1f", "before.noise": ".1f",
-               "before.difference": ".1f", "gain": "+.2f", "gain_over_scaled": "+.2f",
-               "gain_over_shuffled": "+.2f", "gradient_cosine": "+.2f", "incoherence.own": ".3f",
-               "incoherence.random": ".3f"}  # fmt: skip
+    columns = "layer before.whole:.1f before.signal:.1f before.noise:.1f before.difference:.1f"
+    columns += " gain:+.2f gain_over_scaled:+.2f gain_over_shuffled:+.2f gradient_cosine:+.2f"
+    columns += " incoherence.own:.3f incoherence.random:.3f"
     rows = tuple(_rates(layer, seed) for layer in states)
     return Table("Coding rates of what attention reads, nats", columns, rows)
 
@@ -203,7 +202,7 @@ def cross_terms(states: Sequence[AttentionStates], *, length: int) -> Table:
     Source: Prism, Eq. 9 to 12 and the conjecture of §2.3.
     """
     rows = tuple(_cross_row(layer, length) for layer in states)
-    columns = {"layer": "", **dict.fromkeys(TERMS, ".3g"), "normalised": ".4f"}
+    columns = "layer signal_noise:.3g signal_signal:.3g noise_noise:.3g normalised:.4f"
     mean = statistics.fmean(row["normalised"] for row in rows)
     title = "Cross terms of signal and noise heads"
     return Table(title, columns, rows, {"length": length, "normalised": mean})
@@ -276,8 +275,7 @@ def loss_against_length(
             row["difference"] = (loss - control).mean().item()
             row["difference_error"] = _error(loss - control)
         rows.append(row)
-    columns = {"context": "", "loss": ".3f", "error": ".3f", "short_loss": ".3f",
-               "difference": "+.3f", "difference_error": ".3f"}  # fmt: skip
+    columns = "context loss:.3f error:.3f short_loss:.3f difference:+.3f difference_error:.3f"
     facts = {"length": length, "trained_length": trained_length, "documents": len(texts)}
     return Table("Loss by length of context, nats per token", columns, tuple(rows), facts)
 

@@ -87,7 +87,7 @@ def ablation(inputs: CheckInputs) -> Table:
             row["change"] = bootstrap(sums - own, counts, seed=options.seed)
         rows.append(row)
     codes_used = count_codes(codes)
-    columns = {"signal": "", "loss": ".4f", "perplexity": ".2f", "change": "+.4f"}
+    columns = "signal loss:.4f perplexity:.2f change:+.4f"
     facts = {"texts": len(texts), "tokens": int(counts.sum()), "codes": codes_used}
     change = rows[3]["change"] if codes_used > 1 else None
     result = finding("ablation: loss, shuffled codes − own", change, rows[1]["change"].value)
@@ -156,7 +156,7 @@ def mistakes_table(
         )
         for row in rows[1:]
     )
-    columns = {"signal": "", "summed_loss": "+.3f", "own_loss_less": "+.3f"}
+    columns = "signal summed_loss:+.3f own_loss_less:+.3f"
     count, steps = losses.shape[1:]
     facts = {"texts": count, "draws": options.mistakes, "codes": codes}
     title = f"After a planted wrong token: loss over {steps} tokens minus the intact text's, nats"
@@ -235,8 +235,7 @@ def hedging_table(counts: Mapping[str, Counts], options: InspectOptions) -> Tabl
         )
         for row in rows[1:]
     )
-    columns = {"signal": "", "hedges": "", "after_high": ".2%", "after_low": ".2%",
-               "difference": "+.2%", "own_less": "+.2%"}  # fmt: skip
+    columns = "signal hedges after_high:.2% after_low:.2% difference:+.2% own_less:+.2%"
     facts = {"texts": len(counts["own"].after)}
     title = f"Hedging words in the {options.steps} tokens after steps of high and low entropy"
     return Table(title, columns, tuple(rows), facts, findings)

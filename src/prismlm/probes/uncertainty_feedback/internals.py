@@ -76,7 +76,7 @@ def attention_probe(inputs: CheckInputs, *, permutations: int = 999) -> Table:
     corrected = stats.false_discovery_control([row["p"] for row in rows]).tolist()
     rows = [row | {"q": q} for row, q in zip(rows, corrected, strict=True)]
     codes_used = count_codes(own)
-    columns = {"layer": "", "correlation": "+.3f", "q": ".2g", "without": "+.3f", "added": "+.2f"}
+    columns = "layer correlation:+.3f q:.2g without:+.3f added:+.2f"
     facts = {"texts": len(cut), "length": length, "positions": x.shape[1]}
     facts |= {"left_out": len(texts) - len(cut), "codes": codes_used}
     title = f"Attention received by code, {len(cut)} texts of {length} tokens"
@@ -202,8 +202,7 @@ def code_probe(inputs: CheckInputs) -> Table:
     name = f"probe: R² of the code in layer {best['layer']}, fed − not fed"
     added = best["added"] if defined else None
     result = finding(name, added, best["without"].value, clear=clear)
-    columns = {"layer": "", "code": ".3f", "shuffled.value": "+.3f",
-               "without.value": "+.3f", "added": "+.3f"}  # fmt: skip
+    columns = "layer code:.3f shuffled.value:+.3f without.value:+.3f added:+.3f"
     facts = {"fitted_on": len(fitted), "tested_on": len(tested)}
     facts |= {"positions": sum(len(texts[index]) - 1 for index in fitted)}
     facts |= {"codes": codes_used}
