@@ -145,10 +145,16 @@ def test_rows_begin_as_the_tokenizers_do(eos, row):
     assert encoded(("a", "b"), tokenizer=tokenizer) == [row]
 
 
+@pytest.fixture(scope="module")
+def models(tmp_path_factory):
+    directory, families = tmp_path_factory.mktemp("models"), ("llama", "gpt2", "mamba2", "protot")
+    return {f: GlueModel(save_glue_model(directory / f, f)) for f in families}
+
+
 @pytest.mark.parametrize("family", ["gpt2", "mamba2", "protot"])
-def test_a_batch_equals_single_rows(tmp_path, family):
+def test_a_batch_equals_single_rows(models, family):
     rows = [[5, 6, 0], [7, 8, 9, 10, 11, 12, 13, 0], [2, 0], [3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 0]]
-    lm = GlueModel(save_glue_model(tmp_path / family, family))
+    lm = models[family]
     classifier = lm.classifier(SST2, 0).eval()
     classifier.bf16 = False
     torch.nn.init.normal_(classifier.out.weight)
@@ -167,8 +173,8 @@ def test_a_batch_equals_single_rows(tmp_path, family):
     assert set(untrained) <= {"lm_head.weight"}
 
 
-def test_every_run_starts_from_the_same_weights(tmp_path):
-    lm = GlueModel(save_glue_model(tmp_path))
+def test_every_run_starts_from_the_same_weights(models):
+    lm = models["llama"]
     before = {name: v.clone() for name, v in lm.classifier(SST2, 0).state_dict().items()}
     for parameter in lm.model.parameters():
         parameter.data += 1
@@ -181,28 +187,15 @@ def test_every_run_starts_from_the_same_weights(tmp_path):
     assert not torch.equal(fresh[embedding], before[embedding])
 
 
-@pytest.fixture(scope="module")
-def models(tmp_path_factory):
-    directory = tmp_path_factory.mktemp("models")
-    return {f: GlueModel(save_glue_model(directory / f, f)) for f in ("llama", "protot")}
-
-
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return write_toy(tmp_path_factory.mktemp("data"))
-
-
-@pytest.mark.parametrize("family", ["llama", "protot"])
-def test_a_learnable_task_is_learned(models, data, tmp_path, family):
-    options = GlueOptions(data=data, learning_rate=5e-3, warmup=0.1)
-    both = family == "llama"
-    seeds = [0, 1] if both else [0]
-    result = run_glue(models[family], tmp_path, options, ["sst2"], seeds, from_scratch=both)
-    assert result == json.loads((tmp_path / "glue.json").read_text())
+def test_a_learnable_task_is_learned(models, tmp_path):
+    options = GlueOptions(data=write_toy(tmp_path), learning_rate=5e-3, warmup=0.1)
+    out = tmp_path / "out"
+    result = run_glue(models["llama"], out, options, ["sst2"], [0, 1], from_scratch=True)
+    assert result == json.loads((out / "glue.json").read_text())
     (row,) = result["tasks"]
     assert row["constant"] == {"accuracy": 0.5}
-    for arm in ("fine_tuned", "from_scratch")[: 1 + both]:
-        assert row[arm]["seeds"] == seeds
+    for arm in ("fine_tuned", "from_scratch"):
+        assert row[arm]["seeds"] == [0, 1]
         assert row[arm]["mean"]["accuracy"] > 0.9
     assert row["fine_tuned"]["low"] <= row["fine_tuned"]["mean"]["accuracy"]
     assert (row["train"], row["measured"]) == ({"rows": 128}, {"rows": 32})
@@ -270,7 +263,9 @@ def test_metrics_by_hand(task, gold, predicted, expected):
     assert result == pytest.approx(expected)
 
 
-def test_a_constant_answer():
+def test_outputs_become_answers_and_a_constant_answer_is_a_baseline():
+    assert answers(BY_NAME["mnli"], np.array([[0, 2, 1], [3, 0, 0]])).tolist() == [1, 0]
+    assert answers(BY_NAME["stsb"], np.array([[-0.5], [2.5], [7]])).tolist() == [0, 2.5, 5]
     # F1 of the answer 1 for every row is 2 tp / (answers + positives).
     best = {"accuracy": 3 / 4, "f1": 2 * 1 / (4 + 1), "matthews": 0, "pearson": 0}
     assert {metric: constant(metric, np.array([0, 0, 0, 1])) for metric in best} == best
@@ -287,8 +282,3 @@ def test_an_interval_contains_the_mean_over_seeds():
         assert summary["values"][metric] == values
         assert summary["mean"][metric] == pytest.approx(np.mean(values))
     assert summary["low"] < summary["mean"]["f1"] < summary["high"] < summary["low"] + 0.3
-
-
-def test_outputs_become_classes_or_scores_within_their_range():
-    assert answers(BY_NAME["mnli"], np.array([[0, 2, 1], [3, 0, 0]])).tolist() == [1, 0]
-    assert answers(BY_NAME["stsb"], np.array([[-0.5], [2.5], [7]])).tolist() == [0, 2.5, 5]

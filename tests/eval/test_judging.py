@@ -6,7 +6,6 @@ import pytest
 import torch
 from transformers import GPT2Config, GPT2LMHeadModel
 
-import prismlm
 from prismlm.corpus import Corpus
 from prismlm.errors import InputError
 from prismlm.eval.judging import (
@@ -86,31 +85,25 @@ def test_the_score_is_the_mean_of_both_orders():
     assert np.isnan(score_of(("A", None)))
 
 
-def test_a_pair_is_asked_about_in_both_orders_and_once(open_judge):
-    with ChatServer(prefer_good) as server:
-        judged = judge_pairs(open_judge(server.url), PAIRS)
+def test_a_pair_is_asked_about_in_both_orders_and_again_only_without_a_verdict(open_judge):
+    def behave(request, number):
+        invalid = number < 8 and "Text 0" in request["messages"][0]["content"]
+        return {"verdict": "Both"} if invalid else prefer_good(request, number)
+
+    with ChatServer(behave) as server:
+        judge = open_judge(server.url)
+        assert judge_pairs(judge, PAIRS) == [(None, None), ("A", "B"), ("A", "B")]
+        # An invalid answer is requested once more.
+        assert len(server.requests) == 2 * 2 + 4
+        assert sum(judge.session.usage()["failures"].values()) == 2
         again = open_judge(server.url)
-        assert judge_pairs(again, PAIRS) == judged == [("A", "B")] * 3
-    assert len(server.requests) == 6
+        assert judge_pairs(again, PAIRS) == [("A", "B")] * 3
+    assert again.session.usage()["requests"] == 2
     text = server.requests[0]["messages"][0]["content"]
     for word in ("coherence", "relevance", "fluency", "correctness", " begins\n</data-"):
         assert word in text
     schema = server.requests[0]["response_format"]["json_schema"]["schema"]
     assert schema["properties"]["verdict"]["enum"] == ["A", "B", "Tie"]
-    assert again.session.usage()["requests"] == 0
-
-
-def test_an_invalid_answer_is_requested_again_and_then_gives_no_verdict(open_judge):
-    def behave(request, number):
-        invalid = "Text 0" in request["messages"][0]["content"]
-        return {"verdict": "Both"} if invalid else prefer_good(request, number)
-
-    with ChatServer(behave) as server:
-        judge = open_judge(server.url)
-        judged = judge_pairs(judge, PAIRS)
-    assert judged == [(None, None), ("A", "B"), ("A", "B")]
-    assert len(server.requests) == 2 * 2 + 4
-    assert sum(judge.session.usage()["failures"].values()) == 2
 
 
 def log_p(model, tokenizer, start, text):
@@ -135,6 +128,8 @@ def test_a_local_judge_gives_the_most_probable_answer(ordinary, chat):
         assert score == pytest.approx(log_p(model, tokenizer, start, answer).sum(), abs=1e-4)
     with SILENT.task("") as task:
         assert judge.verdicts([PAIRS[0]], task)[0] == max(scores, key=scores.get)
+    # Random weights cannot judge.
+    assert chat or not examine(judge, PROMPTS)["usable"]
 
 
 def test_a_long_question_is_refused(ordinary):
@@ -256,11 +251,10 @@ def test_prompts_are_the_lines_of_a_file(tmp_path):
         file_prompts(file, 2, SETTINGS)
 
 
-def test_continuations_are_those_of_generate(tiny_model):
+def test_continuations_are_those_of_generate(lm):
     prompts = [Prompt(text, text, "") for text in ("Once upon a time", "The court")]
-    lm = prismlm.load(tiny_model)
     expected = [lm.generate(p.text, tokens=8).removeprefix(p.text).strip() for p in prompts]
-    assert continue_prompts("m", *read_checkpoint(tiny_model), prompts, SETTINGS) == expected
+    assert continue_prompts("m", lm.model, lm.tokenizer, prompts, SETTINGS) == expected
 
 
 def test_sampled_tokens_depend_on_the_seed_and_the_prompts_number(ordinary):
@@ -276,7 +270,7 @@ def test_sampled_tokens_depend_on_the_seed_and_the_prompts_number(ordinary):
 # -- BLEU
 
 
-def test_bleu_by_hand():
+def test_bleu_by_hand_beside_that_of_other_prompts():
     scores = {
         # Of seven words six match, of six pairs five, and so on: (6/7 · 5/6 · 4/5 · 3/4)^(1/4).
         "the cat sat on the mat today": 100 * (3 / 7) ** 0.25,
@@ -291,9 +285,6 @@ def test_bleu_by_hand():
     assert means == pytest.approx(scores, abs=1e-3)
     # It needs two references.
     assert bleu_figures([Prompt("2", "p", "")], {"m": ["a b"]}) is None
-
-
-def test_means_have_the_bleu_of_other_prompts_as_control():
     words = ["one two three four five", "red blue green white black", "hill lake wood sea road"]
     prompts = [Prompt(str(n), f"p{n}", text) for n, text in enumerate(words)]
     prompts.insert(1, Prompt("short", "p", ""))
@@ -368,22 +359,14 @@ def test_an_interrupted_study_resumes_and_takes_another_model(ordinary, tiny_mod
         assert 0 < len(server.requests) <= 48
     assert result["judge"]["usable"]
     assert result["ratings"]["readable"]
+    (pair,) = result["ratings"]["pairs"]
+    rows = [row for row in pq.read_table(out / VERDICTS_TABLE).to_pylist() if row["b"] == "b"]
+    assert (pair["games"], len(rows)) == (12, 12)
+    assert pair["score"]["value"] == pytest.approx(sum(row["score_a"] for row in rows) / 12)
+    best = max(result["ratings"]["models"], key=lambda row: row["rating"]["value"])
+    assert best["model"] == ("a" if pair["score"]["value"] >= 0.5 else "b")
     assert len(more["ratings"]["pairs"]) == 3
     assert more["ratings"]["pairs"][0] == result["ratings"]["pairs"][0]
     texts = pq.read_table(out / CONTINUATIONS_TABLE)
     assert texts.num_rows == 36
     assert set(texts["model"].to_pylist()) == {"a", "b", tiny_model.name}
-
-
-def test_ratings_follow_from_the_stored_verdicts(ordinary, tmp_path):
-    out, judge = tmp_path / "out", LocalJudge(ordinary[0])
-    result = run_judging(unique_names(ordinary), STORIES, SETTINGS, out, judge)
-    rows = pq.read_table(out / VERDICTS_TABLE).to_pylist()
-    (pair,) = result["ratings"]["pairs"]
-    assert pair["score"]["value"] == pytest.approx(sum(row["score_a"] for row in rows) / 12)
-    assert pair["games"] == 12
-    best = max(result["ratings"]["models"], key=lambda row: row["rating"]["value"])
-    assert best["model"] == ("a" if pair["score"]["value"] >= 0.5 else "b")
-    # Random weights cannot judge.
-    assert not result["judge"]["usable"]
-    assert not result["ratings"]["readable"]

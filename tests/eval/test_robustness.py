@@ -271,17 +271,9 @@ def test_every_kind_of_routing_is_clamped(models, pairs, kind, routing):
         assert part["clamped"]["pooled"].value == pytest.approx(1 - js / base)
     # "ZQ" has nothing in common with its original.
     assert [part["unaligned"] for part in result["slices"]] == [0, 0, 0, 1]
-
-
-@pytest.mark.parametrize("kind", ["protot", "llama"])
-def test_a_texts_own_routing_changes_nothing_and_anothers_does(models, kind):
-    _, model, tokenizer = models[KINDS.index(kind)]
-    texts = ["The river carries letters in a box.", "The council forgets letters in a box."]
-    text, other = encode(model, tokenizer, texts)
-    ids, alignment = torch.tensor([text]), list(range(len(text)))
-    before = last_logits(model, ids)
-    _, clamp = routing_of(model)
-    with clamp(text, alignment):
-        assert torch.allclose(last_logits(model, ids), before, atol=1e-5)
-    with clamp(other, alignment):
-        assert (last_logits(model, ids) - before).abs().max() > 1e-2
+    # A text's own routing changes nothing.
+    _, decoder, tokenizer = model
+    (text,) = encode(decoder, tokenizer, ["The river carries letters in a box."])
+    before = last_logits(decoder, torch.tensor([text]))
+    with routing_of(decoder)[1](text, list(range(len(text)))):
+        assert torch.allclose(last_logits(decoder, torch.tensor([text])), before, atol=1e-5)

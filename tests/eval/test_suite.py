@@ -23,12 +23,9 @@ TASKS = ("arc_easy", "piqa", "winogrande")
 (PIQA,) = select_benchmarks("seed", ["piqa"])
 
 
-def test_an_unreachable_hub_is_reported():
+def test_an_unreachable_hub_and_a_copy_that_is_not_whole_are_named(tmp_path):
     with pytest.raises(InputError, match=r"documents of piqa cannot be downloaded .*--data"):
         load_tasks(PIQA, SuiteOptions())
-
-
-def test_a_copy_that_is_not_whole_is_named(tmp_path):
     copy = write_benchmarks(tmp_path, "piqa") / "baber" / "piqa"
     # As git without LFS leaves it.
     (copy / "validation.parquet").write_text("version https://git-lfs.github.com/spec/v1\n")
@@ -129,9 +126,7 @@ def test_figures_by_hand():
     single = mean_figures([answers([1], [0], choices=[4])])["prototype_only"]
     assert single["change"] == -100
     assert math.isnan(single["change_stderr"])
-
-
-def test_a_mean_over_tasks_by_hand():
+    # A mean over tasks.
     tasks = [answers([1, 1, 0, 1], [1, 0, 0, 1]), answers([1, 0, 0, 0], [1, 1, 0, 0])]
     means, error = mean_figures(tasks), pytest.approx(math.sqrt(2 * 0.25**2) / 2)
     assert means["plain"] == {"value": 0.5, "stderr": error}

@@ -51,7 +51,7 @@ def test_a_text_clamped_onto_itself_changes_nothing_and_another_does(name):
     assert model.config._attn_implementation != "prismlm_clamped"
 
 
-def test_a_clamped_pass_has_the_recorded_weights():
+def test_a_clamped_pass_has_the_recorded_weights_and_other_texts_are_refused():
     model, read = make_llama(), {}
     record = record_attention(model, B)
     with (
@@ -62,11 +62,6 @@ def test_a_clamped_pass_has_the_recorded_weights():
     for layer, weights in enumerate(record):
         assert torch.allclose(read[layer], weights, atol=1e-6)
         assert weights.shape == (4, 9, 9)
-
-
-def test_other_texts_and_models_without_attention_are_refused():
-    model = make_llama()
-    record = record_attention(model, A)
     with clamp_attention(model, record), pytest.raises(InputError, match="the clamp has 9"):
         logits(model, tokens(10))
     with pytest.raises(InputError, match="ascending"), clamp_attention(model, record, [0, 2, 1]):

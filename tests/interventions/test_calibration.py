@@ -84,12 +84,9 @@ def test_tasks_that_cannot_be_learned_are_refused(lm, tmp_path):
         (" and green" * 600, r"t.jsonl:3 has a choice of .* tokens, and .* reads"),
     ],
 )
-def test_answers_that_tell_nothing_or_are_too_long_are_refused(lm, other, message):
+def test_answers_that_tell_nothing_or_are_too_long_are_refused_and_contexts_cut(lm, other, message):
     with pytest.raises(InputError, match=message):
         cal.read_answers(lm, [cal.Example(("It is",) * 2, (" blue", other), 0, "t.jsonl:3")])
-
-
-def test_a_long_context_is_cut(lm):
     long = cal.Example(("It is so " * lm.context_length,) * 2, (" blue", " green"), 0)
     assert cal.read_answers(lm, [long]).cut == 2
 
@@ -109,16 +106,19 @@ def answers(lm, examples):
 
 
 @torch.no_grad()
+def score(lm, context, choice):
+    """Return Σ log p of the tokens of a choice, from the logits of the whole text."""
+    ids, start = lm.encode(context + choice), lm.encode(context).shape[1]
+    log_p = lm.model(input_ids=ids).logits[0].log_softmax(-1)
+    return sum(float(log_p[t - 1, ids[0, t]]) for t in range(start, ids.shape[1]))
+
+
 def test_scores_are_those_of_the_model_on_each_text_alone(lm, examples, answers):
     log_p, _ = cal.log_probabilities(lm, answers.z, answers.tokens)
     scores = answers.total(log_p)
     for number in (0, 7, 31):
-        context, choice = (part[number % 2] for part in examples[number // 2][:2])
-        ids = lm.encode(context + choice)
-        start = lm.encode(context).shape[1]
-        logits = lm.model(input_ids=ids).logits[0].log_softmax(-1)
-        expected = sum(float(logits[t - 1, ids[0, t]]) for t in range(start, ids.shape[1]))
-        assert scores[number] == pytest.approx(expected, abs=1e-3)
+        pair = (part[number % 2] for part in examples[number // 2][:2])
+        assert scores[number] == pytest.approx(score(lm, *pair), abs=1e-3)
 
 
 @pytest.mark.parametrize("logit_map", [LogitMap(scale=0.5), LogitMap(softcap=6.0)])
@@ -164,7 +164,7 @@ def planted(count=80, noise=3.0):
     return cal.Scored(scores, cal.sparse.csr_array(gains), 3 * np.arange(count), right)
 
 
-def test_the_column_that_tells_is_found_and_others_left(lm):
+def test_the_column_that_tells_is_found_and_others_left():
     own = planted()
     offsets, _, losses = cal.choose(own)
     before = cal.is_right(own.scores, own.starts, own.right).mean()
@@ -173,6 +173,10 @@ def test_the_column_that_tells_is_found_and_others_left(lm):
     assert offsets.argmax() == 4
     assert offsets[4] > 5 * np.delete(np.abs(offsets), 4).max()
     assert min(losses) < losses[0]
+    # Where no column tells anything, the controller is as good as empty.
+    draw = np.random.default_rng(5).normal(size=own.gains.shape)
+    offsets, *_ = cal.choose(own._replace(gains=cal.sparse.csr_array(draw)))
+    assert np.abs(offsets).max() < 0.1
 
 
 def test_the_fit_minimises_its_loss_within_the_box():
@@ -196,13 +200,6 @@ def test_the_fit_minimises_its_loss_within_the_box():
     assert cal.fit(own, slope * 0.95).any()
 
 
-def test_questions_that_nothing_tells_leave_an_empty_controller(lm):
-    own = planted()
-    draw = np.random.default_rng(5).normal(size=own.gains.shape)
-    offsets, *_ = cal.choose(own._replace(gains=cal.sparse.csr_array(draw)))
-    assert np.abs(offsets).max() < 0.1
-
-
 def test_calibrate_learns_which_ending_is_wanted_and_says_so(lm, tmp_path):
     rows = [row | {"label": 0} for row in numbered(60)]
     for n, row in enumerate(rows):
@@ -217,15 +214,8 @@ def test_calibrate_learns_which_ending_is_wanted_and_says_so(lm, tmp_path):
     # The change is that of the model under the edit.
     controller, report = cal.calibrate(lm, examples, examples[:10], seed=0)
     asked = cal.read_answers(lm, examples[:10])
-    with lm.edit(controller), torch.no_grad():
-        logits = [
-            sum(
-                float(lm.model(input_ids=ids).logits[0].log_softmax(-1)[t - 1, ids[0, t]])
-                for t in range(lm.encode(context).shape[1], ids.shape[1])
-            )
-            for example in examples[:10]
-            for context, choice in zip(example.contexts, example.choices, strict=True)
-            for ids in [lm.encode(context + choice)]
-        ]
-    right = cal.is_right(np.array(logits), asked.starts, asked.right)
+    with lm.edit(controller):
+        pairs = (pair for example in examples[:10] for pair in zip(*example[:2], strict=True))
+        scores = np.array([score(lm, *pair) for pair in pairs])
+    right = cal.is_right(scores, asked.starts, asked.right)
     assert right.mean() == pytest.approx(report["after"])

@@ -213,6 +213,8 @@ def test_masks_act_on_clamped_gates_and_the_last_clamp_wins(model, record):
     mask = MaskWrite(1, 2, renormalise=True)
     with pytest.raises(InputError, match="has no softmax"):
         intervene(model, mask, ClampGates(record)).__enter__()
+    with pytest.raises(InputError, match="of another model"):
+        intervene(make_model(num_hidden_layers=LAYERS + 1), ClampGates(record)).__enter__()
 
 
 PADDED = (torch.arange(LENGTH) >= 2).long()[None]
@@ -233,8 +235,3 @@ def test_passes_that_do_not_match_are_refused(model, record, ids, inputs):
         cache = run(model, B, use_cache=True).past_key_values
         with pytest.raises(InputError, match="without a cache"):
             run(model, B, past_key_values=cache, use_cache=True)
-
-
-def test_other_records_are_refused(record):
-    with pytest.raises(InputError, match="of another model"):
-        intervene(make_model(num_hidden_layers=LAYERS + 1), ClampGates(record)).__enter__()

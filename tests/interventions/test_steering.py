@@ -88,6 +88,10 @@ def test_without_generation_the_prompt_is_read(lm, leading):
     assert result.text == result.unedited == TEXT
     assert all(token.control is not None for token in result.tokens)
     assert all((token.changed == 0) <= (token.control == token.before) for token in result.tokens)
+    with pytest.raises(InputError, match="one token"):
+        steer(lm, "a", [Ablate(3)], generate=0)
+    with pytest.raises(InputError, match="no edit"):
+        steer(lm, TEXT, [])
 
 
 def test_a_removed_category_no_longer_leads(labelled):
@@ -103,6 +107,16 @@ def test_a_removed_category_no_longer_leads(labelled):
 
 
 # -- the control
+
+
+def edited_states(head, *edits):
+    """Return a plan, random states, their changes, and a random order of the prototypes."""
+    generator = torch.Generator().manual_seed(3)
+    model = Flat(torch.randn(50, head.width, generator=generator))
+    z = torch.randn(80, head.width, generator=generator)
+    edited = plan(model, head, *edits)
+    order = torch.randperm(head.num_prototypes, generator=generator)
+    return edited, z, edited.changes(z), order
 
 
 def control_by_hand(edited, z, changes, n, order, rows):
@@ -136,12 +150,8 @@ def control_by_hand(edited, z, changes, n, order, rows):
     ids=str,
 )
 def test_the_control_gives_every_change_to_a_prototype_of_similar_activation(edits):
-    generator, head = torch.Generator().manual_seed(3), make_head(per_token=12)
-    model = Flat(torch.randn(50, head.width, generator=generator))
-    z = torch.randn(80, head.width, generator=generator)
-    edited = plan(model, head, *edits)
-    changes = edited.changes(z)
-    order = torch.randperm(head.num_prototypes, generator=generator)
+    head = make_head(per_token=12)
+    edited, z, changes, order = edited_states(head, *edits)
     state = control_state(edited, z, changes, order)
     raised = any(isinstance(edit, Group) and edit.strength > 0 for edit in edits)
     rows = edited.card_directions(range(head.num_prototypes)) if raised else head.prototypes
@@ -155,12 +165,8 @@ def test_the_control_gives_every_change_to_a_prototype_of_similar_activation(edi
 
 def test_the_control_of_a_clamp_that_is_scaled_moves_both_changes():
     """Also where the prototype was not active before, to two inactive ones."""
-    generator, head = torch.Generator().manual_seed(3), make_head()
-    model = Flat(torch.randn(50, head.width, generator=generator))
-    z = torch.randn(80, head.width, generator=generator)
-    edited = plan(model, head, Clamp(30, 0.4), Scale(30, 3.0))
-    changes = edited.changes(z)
-    order = torch.randperm(head.num_prototypes, generator=generator)
+    head = make_head()
+    edited, z, changes, order = edited_states(head, Clamp(30, 0.4), Scale(30, 3.0))
     state, routing = control_state(edited, z, changes, order), changes.routing
     scaled, clamped = (step.change[:, 0] for step in changes.steps)
     inactive = (changes.before[:, 0] == 0).nonzero()[:, 0].tolist()
@@ -254,15 +260,9 @@ def test_the_cost_is_the_perplexity_of_the_edited_model(lm, tiny_corpus, leading
 # -- strength
 
 
-@pytest.mark.parametrize(
-    ("tokens", "share"),
-    [([1, 2], 0), ([1] * 5, 2 / 3), ([1, 2, 3, 1, 2, 3], 1 / 4)],
-)
-def test_repetition_by_hand(tokens, share):
-    assert repetition(tokens) == pytest.approx(share)
-
-
 def test_the_strongest_edit_is_the_last_step_before_the_text_repeats(lm):
+    shares = [repetition(tokens) for tokens in ([1, 2], [1] * 5, [1, 2, 3, 1, 2, 3])]
+    assert shares == pytest.approx([0, 2 / 3, 1 / 4])
     ids, fractions = lm.encode(TEXT), set()
 
     def written_repetition(*edits):
@@ -300,18 +300,3 @@ def test_the_evidence_of_a_set(labelled):
     assert unused.active == 0
     assert "hardly active here" in cautions(unused)[0]
     assert read(Clamp(3, 0.2)).active is None
-
-
-# -- bad input
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"edits": []}, "no edit"),
-        ({"prompt": "a", "generate": 0}, "one token"),
-    ],
-)
-def test_invalid_arguments_are_refused(lm, change, message):
-    with pytest.raises(InputError, match=message):
-        steer(lm, **({"prompt": TEXT, "edits": [Ablate(3)]} | change))

@@ -8,7 +8,6 @@ from prismlm import Ablate, Clamp, Controller, Group, Scale
 from prismlm.errors import FormatError, InputError
 from prismlm.interventions.plan import applied, card_direction, token_directions
 from prismlm.interventions.values import META
-from prismlm.lens.layout import prototypes_fingerprint
 from prismlm.lens.signatures import signature_ids
 from prismlm.models.seam import LogitMap, capture
 from tests.helpers.edit_models import (
@@ -62,36 +61,31 @@ def test_edits_by_hand(edits, expected):
     torch.testing.assert_close(apply(STATE, *edits), torch.tensor([expected]))
 
 
-@pytest.mark.parametrize(
-    ("edit", "expected"),
-    [
-        # Fitted, α = 3 / 1.001 and 4 / 1.001 / 2.
-        (Ablate(0), [3.0 - 3 / 1.001, 4.0]),
-        (Clamp(2, 0.4), [3.4, 3.6]),
-    ],
-)
-def test_fitted_weights_by_hand(edit, expected):
+def fitted_head():
     head = small_head()
     head.weights = "fitted"
-    torch.testing.assert_close(apply(STATE, edit, head=head), torch.tensor([expected]))
+    return head
 
 
 @pytest.mark.parametrize(
-    ("only", "edits", "expected"),
+    ("options", "edits", "expected"),
     [
         # ẑ = 1.2 · (1, 0) + 1.6 · (0, 2)
-        ("prototypes", [], [1.2, 3.2]),
-        ("residual", [], [1.8, 0.8]),
-        ("prototypes", [Ablate(1)], [1.2, 0.0]),
+        ({"only": "prototypes"}, [], [1.2, 3.2]),
+        ({"only": "residual"}, [], [1.8, 0.8]),
+        ({"only": "prototypes"}, [Ablate(1)], [1.2, 0.0]),
+        # Fitted, α = 3 / 1.001 and 4 / 1.001 / 2.
+        ({"head": fitted_head()}, [Ablate(0)], [3.0 - 3 / 1.001, 4.0]),
+        ({"head": fitted_head()}, [Clamp(2, 0.4)], [3.4, 3.6]),
+        # Contribution and top logit both carry the model's own factor.
+        ({"scale": 0.25}, [Clamp(2, 0.4)], [3.4, 3.6]),
     ],
 )
-def test_only_by_hand(only, edits, expected):
-    torch.testing.assert_close(apply(STATE, *edits, only=only), torch.tensor([expected]))
+def test_parts_of_a_state_fitted_weights_and_a_factor_by_hand(options, edits, expected):
+    torch.testing.assert_close(apply(STATE, *edits, **options), torch.tensor([expected]))
 
 
-def test_a_clamp_respects_the_logit_map():
-    """Contribution and top logit both carry the model's own factor; a bias is in the latter."""
-    torch.testing.assert_close(apply(STATE, Clamp(2, 0.4), scale=0.25), torch.tensor([[3.4, 3.6]]))
+def test_a_clamp_counts_the_bias_in_the_top_logit():
     model = Flat(WEIGHT)
     model.lm_head.bias = torch.nn.Parameter(torch.tensor([0.0, 0.0, 4.0, 0.0]))
     clamp = plan(model, small_head(), Clamp(2, 0.4), logit_map=LogitMap(bias=True))
@@ -219,6 +213,9 @@ def test_half_precision_is_edited_in_float32_and_rounded_once():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
+        (lambda: apply(STATE, Scale(1.5, 2.0)), "no prototype 1.5"),
+        (lambda: apply(STATE, Group(1.0, category="law")), "no lens"),
+        (lambda: apply(STATE, "Ablate"), "not an edit"),
         (lambda: Scale(0, -0.1), "0 or more"),
         (lambda: Clamp(0, 0.0), "use Ablate"),
         (lambda: Group(-1.2, category="law"), r"−1 \(taken out\) to 1"),
@@ -227,27 +224,10 @@ def test_half_precision_is_edited_in_float32_and_rounded_once():
         (lambda: Controller([(3, 1.0), (3, 2.0)]), "two scales"),
     ],
 )
-def test_invalid_edits_are_refused(make, message):
+def test_edits_that_are_invalid_or_do_not_fit_the_model_are_refused(make, message):
     with pytest.raises(InputError, match=message):
         make()
-
-
-@pytest.mark.parametrize(
-    ("edits", "only", "message"),
-    [
-        ((Ablate(3),), None, "no prototype 3: expected 0 to 2"),
-        ((Scale(1.5, 2.0),), None, "no prototype 1.5"),
-        ((Group(1.0, category="law"),), None, "no lens"),
-        (("Ablate",), None, "not an edit"),
-        ((Ablate(0),), "residual", "no prototypes to edit"),
-    ],
-)
-def test_edits_that_do_not_fit_the_model_are_refused(edits, only, message):
-    with pytest.raises(InputError, match=message):
-        apply(STATE, *edits, only=only)
-
-
-def test_a_prototype_that_raises_nothing_cannot_be_clamped():
+    # So is the clamp of a prototype that raises nothing.
     head = small_head()
     head.prototypes[1] = torch.tensor([0.0, 0.0])
     with pytest.raises(InputError, match=r"prototype 1 cannot be clamped.* its card"):
@@ -259,23 +239,11 @@ def test_a_prototype_that_raises_nothing_cannot_be_clamped():
 
 def test_file_gives_back_the_same(tmp_path):
     path = tmp_path / "controller.safetensors"
-    made = {"task": "t.jsonl", "examples": 400}
-    one = Controller([(7, 2.0), (3, 0.5)], "abc", "answers", made)
+    one = Controller([(7, 2.0), (3, 0.5)], "abc", "answers", {"task": "t.jsonl", "examples": 400})
     one.save(path)
     read = Controller.load(path)
-    assert read == one
+    assert (read, hash(read), read.made) == (one, hash(one), one.made)
     assert read.scales == ((3, 0.5), (7, 2.0))
-    assert read.made == made
-    assert hash(read) == hash(one)
-
-
-def test_another_head_is_refused_by_name():
-    model, head = Flat(WEIGHT), small_head()
-    right = Controller(((0, 0.5),), prototypes_fingerprint(head), "mine")
-    assert plan(model, head, right).edits
-    wrong = Controller(((0, 0.5),), "0123456789abcdef", "mine")
-    with pytest.raises(InputError, match="controller 'mine' was made for the prototype head 01234"):
-        plan(model, head, wrong)
 
 
 COLUMNS = {"prototypes": torch.tensor([1]), "scales": torch.tensor([1.0])}

@@ -25,7 +25,7 @@ from prismlm.probes.themes import (
     theme_figures,
 )
 from tests.helpers.chat_server import ChatServer
-from tests.helpers.mixer_models import CHANNELS, LAYERS, make_llama, make_model
+from tests.helpers.mixer_models import CHANNELS, LAYERS, make_llama
 from tests.helpers.token_corpus import excerpt
 
 GOOD = {"theme": "tides", "disentanglement": 9, "coverage": 10, "themes": 1, "explanation": "Sea."}
@@ -35,19 +35,6 @@ def passage(text, *marked):
     words = text.split()
     places = [i for i, word in enumerate(words) if word.strip("*") in marked]
     return Passage(tuple(f" {word}" for word in words), tuple(places))
-
-
-# No word of one is in another, so that whatever is shared is more than chance.
-STRANGERS = [passage(f"left{i} mark{i} right{i}", f"mark{i}") for i in range(20)]
-
-
-@pytest.fixture
-def judge():
-    return WordJudge(STRANGERS)
-
-
-def others(count):
-    return [passage(f"here{i} at{i} there{i}", f"at{i}") for i in range(count)]
 
 
 def test_similarities_by_hand():
@@ -72,15 +59,16 @@ def test_similarities_by_hand():
     assert judge.similarities(pair)[0, 1] == pytest.approx(math.sqrt(2))
 
 
-def test_a_theme_of_three_among_strangers_by_hand(judge):
+def test_themes_by_hand():
+    # No word of one is in another, so that whatever is shared is more than chance.
+    judge = WordJudge([passage(f"left{i} mark{i} right{i}", f"mark{i}") for i in range(20)])
+    others = [passage(f"here{i} at{i} there{i}", f"at{i}") for i in range(7)]
     alike = [passage(f"wind{i} high tide{i} rises", "high") for i in range(3)]
-    (result,) = judge.judge([[*others(7), *alike]])
+    (result,) = judge.judge([[*others, *alike]])
     # Within C the similarity is 2, to the rest 0: 1 + 9 · 3/10, rounded.
     assert (result.themes, result.coverage, result.disentanglement) == (8, 3, 4)
     assert result.theme == "“high” · rises"
-
-
-def test_what_is_marked_alone_and_what_surrounds_it_alone_are_themes(judge):
+    # What is marked alone, and what surrounds it alone, are themes.
     marked = [passage(f"one{i} , two{i}", ",") for i in range(5)]
     about = [passage(f"harbour ships{i} mark{i}", f"mark{i}") for i in range(5)]
     (result,) = judge.judge([[*marked, *about]])
@@ -117,43 +105,32 @@ def unit(number):
     return [Passage((*words, f" {i}"), (1, 4)) for i in range(10)]
 
 
-@pytest.fixture
-def opened(tmp_path):
-    def judge(url):
-        endpoint = Endpoint(url, "m", retries=0, timeout=5.0)
-        return EndpointJudge(endpoint, tmp_path / ".themes.answers.jsonl")
+def test_a_unit_is_asked_about_with_its_marks_and_again_only_without_a_valid_answer(tmp_path):
+    def behave(request, number):
+        text = request["messages"][0]["content"]
+        wrong = {"coverage": 11} if "tide1" in text else {"theme": " \n"} if "tide2" in text else {}
+        return GOOD | (wrong if number < 5 else {})
 
-    return judge
+    def judged(*numbers):
+        endpoint = Endpoint(server.url, "m", retries=0, timeout=5.0)
+        asking = EndpointJudge(endpoint, tmp_path / ".themes.answers.jsonl")
+        result = asking.judge([unit(number) for number in numbers])
+        return result, sum(asking.session.usage()["failures"].values())
 
-
-def test_a_unit_is_asked_about_once_with_its_marks(opened):
-    with ChatServer(lambda request, number: GOOD) as server:
-        first = opened(server.url)
-        result = first.judge([unit(0), unit(1)])
-        second = opened(server.url)
-        assert second.judge([unit(0), unit(1)]) == result
-        assert first.judge([unit(0)]) == [Judgement("tides", 9, 10, 1, "Sea.")]
-    assert len(server.requests) == 2
+    tides = Judgement("tides", 9, 10, 1, "Sea.")
+    with ChatServer(behave) as server:
+        assert judged(0) == ([tides], 0)
+        # Rubbish is asked for once more, and then is no answer.
+        assert judged(0, 1, 2) == ([tides, None, None], 2)
+        assert len(server.requests) == 5
+        assert judged(0, 1, 2) == ([tides] * 3, 0)
+    assert len(server.requests) == 7
     text = server.requests[0]["messages"][0]["content"]
     # Text cannot close the fence around it.
     assert text.count("</data-") == 2
     # Marks of the text itself cannot be taken for ours.
     assert text.count("<< tide") == 10
     assert "‹‹is››<< high>>" in text
-
-
-@pytest.mark.parametrize("wrong", [{"coverage": 11}, {"theme": " \n"}])
-def test_rubbish_is_asked_for_again_and_then_is_no_answer(opened, wrong):
-    def behave(request, number):
-        return GOOD | wrong if "tide0" in request["messages"][0]["content"] else GOOD
-
-    with ChatServer(behave) as server:
-        asking = opened(server.url)
-        result = asking.judge([unit(0), unit(1), unit(2)])
-    assert result[0] is None
-    assert [one.theme for one in result[1:]] == ["tides", "tides"]
-    assert len(server.requests) == 4
-    assert sum(asking.session.usage()["failures"].values()) == 1
 
 
 def test_a_prototype_has_its_nearest_positions_without_overlaps(lm):
@@ -186,8 +163,7 @@ def test_a_prototype_has_its_nearest_positions_without_overlaps(lm):
             assert "".join(passage.words) == excerpt(corpus, span.start, span.length)
 
 
-def test_channels_have_what_writes_most(corpus, sequences):
-    model = make_model(len(corpus.tokenizer))
+def test_channels_have_what_writes_most_and_random_sequences_their_shapes(corpus, model, sequences):
     result, left_out = layer_units(model, sequences, "channel")
     assert (len(result), left_out) == (LAYERS * CHANNELS, 0)
     assert layer_units(model, sequences, "channel", 1, 2)[0][0].name.startswith("layer 1 · channel")
@@ -195,6 +171,15 @@ def test_channels_have_what_writes_most(corpus, sequences):
     assert all(len(span.marked) <= MARKED_TOKENS for unit in result for span in unit.spans)
     with pytest.raises(InputError, match="there is no layer 3"):
         layer_units(model, sequences, "channel", 3)
+    drawn = random_spans(result, corpus, "all", 30, 0)
+    shapes = [(s.length, len(s.marked)) for unit in result for s in unit.spans][:30]
+    assert [(span.length, len(span.marked)) for span in drawn] == shapes
+    assert drawn == random_spans(result, corpus, "all", 30, 0)
+    assert drawn != random_spans(result, corpus, "all", 30, 1)
+    for span in drawn:
+        end = int(corpus.starts[span.document] + corpus.lengths[span.document])
+        assert corpus.starts[span.document] <= span.start <= span.start + span.length < end
+        assert all(span.start <= place < span.start + span.length for place in {*span.marked})
 
 
 def test_heads_rank_by_the_norm_of_what_they_write(corpus, sequences):
@@ -215,22 +200,6 @@ def test_heads_rank_by_the_norm_of_what_they_write(corpus, sequences):
         span = unit.spans[0]
         first = int(totals[span.start][:, head].argmax())
         assert span.marked[0] == span.start + first
-
-
-def test_random_sequences_have_the_shapes_of_the_units(corpus, sequences):
-    result, _ = layer_units(make_model(len(corpus.tokenizer)), sequences, "channel", 0)
-    drawn = random_spans(result, corpus, "all", 30, 0)
-    shapes = [(s.length, len(s.marked)) for unit in result for s in unit.spans][:30]
-    assert [(span.length, len(span.marked)) for span in drawn] == shapes
-    assert (
-        drawn
-        == random_spans(result, corpus, "all", 30, 0)
-        != random_spans(result, corpus, "all", 30, 1)
-    )
-    for span in drawn:
-        end = int(corpus.starts[span.document] + corpus.lengths[span.document])
-        assert corpus.starts[span.document] <= span.start <= span.start + span.length < end
-        assert all(span.start <= place < span.start + span.length for place in {*span.marked})
 
 
 def test_differences_are_of_the_means_of_valid_answers():

@@ -25,16 +25,20 @@ def data(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
+def sentences(data):
+    return read_sentences(data)
+
+
+@pytest.fixture(scope="module")
 def model():
     return load_minilm()
 
 
-def test_every_slice_depends_on_the_seed_alone(data, model, tmp_path):
+def test_every_slice_depends_on_the_seed_alone(data, sentences, model, tmp_path):
     options = PairOptions(per_slice=2, similarity=0.5)
     summaries = write_pairs(tmp_path, data, options)["slices"]
     assert [row["slice"] for row in summaries] == [*SLICES, *INTERVENTIONS]
     assert all(row["pairs"] == sum(row["sources"].values()) == 2 for row in summaries)
-    sentences = read_sentences(data)
     for file, slices in FILES.items():
         rows = pq.read_table(tmp_path / file).to_pylist()
         assert [row["id"] for row in rows] == sorted(f"{s}-0000{i}" for s in slices for i in (0, 1))
@@ -49,8 +53,8 @@ def test_every_slice_depends_on_the_seed_alone(data, model, tmp_path):
 
 
 @pytest.mark.parametrize("name", ["typo", "gender"])
-def test_dissimilar_perturbations_are_filtered_and_interventions_are_not(data, model, name):
-    sentences, options = read_sentences(data), PairOptions(per_slice=4, similarity=0.9)
+def test_dissimilar_perturbations_are_filtered_and_interventions_are_not(sentences, model, name):
+    options = PairOptions(per_slice=4, similarity=0.9)
     strict = make_slice(name, sentences, options, model)
     lax = make_slice(name, sentences, replace(options, similarity=-1.0), model)
     assert (strict == lax) == (name == "gender")
@@ -107,16 +111,12 @@ def test_news_is_split_where_sentences_end_and_odd_ones_are_left_out():
     ]
 
 
-def test_a_directory_gives_sentences_by_source(tmp_path):
-    found = read_sentences(write_texts(tmp_path))
-    assert list(found) == ["wikitext2", "dailydialog", "ag_news"]
-    assert found["wikitext2"][0] == "The harbour was built in January 1990 by a local company."
-    assert "These books were written by the king's sister." in found["wikitext2"]
-    assert not any("unk" in text or "heading" in text for text in found["wikitext2"])
-    assert found["dailydialog"][:1] == ["I don't know what he was doing there."]
-    assert found["ag_news"][0].startswith("The company said on Monday")
-
-
-def test_what_is_missing_is_named(tmp_path):
+def test_a_directory_gives_sentences_by_source_and_what_is_missing_is_named(sentences, tmp_path):
+    assert list(sentences) == ["wikitext2", "dailydialog", "ag_news"]
+    assert sentences["wikitext2"][0] == "The harbour was built in January 1990 by a local company."
+    assert "These books were written by the king's sister." in sentences["wikitext2"]
+    assert not any("unk" in text or "heading" in text for text in sentences["wikitext2"])
+    assert sentences["dailydialog"][:1] == ["I don't know what he was doing there."]
+    assert sentences["ag_news"][0].startswith("The company said on Monday")
     with pytest.raises(InputError, match=r"wikitext2 has no \*.parquet.*leave --data out"):
         read_sentences(tmp_path)

@@ -54,21 +54,24 @@ def random_model():
     return make_model()
 
 
-def test_half_life_by_hand():
-    # 0.5 halves at each step, 0.25 twice at each, √½ at every second.
-    decay = torch.tensor([0.5, 0.25, math.sqrt(0.5)], dtype=torch.float64)
-    torch.testing.assert_close(half_life(decay), torch.tensor([1.0, 0.5, 2.0]).double())
-
-
-@pytest.mark.parametrize("layer", [0, 1])
-def test_memory_and_read_gate_give_what_the_mixer_reads(random_model, layer):
+@pytest.mark.parametrize(("layer", "mode"), [(0, "channel"), (1, "channel"), (1, "token")])
+def test_memory_and_read_gate_give_what_the_mixer_reads(random_model, layer, mode):
+    model = random_model if mode == "channel" else make_model(decay_mode="token")
     ids = tokens(18)
-    (curves,) = read_channels(random_model, ids, [layer])
+    (curves,) = read_channels(model, ids, [layer])
     assert curves.layer == layer
-    evidence = random_model(ids[None], output_gates=True).gates[layer]
+    evidence = model(ids[None], output_gates=True).gates[layer]
     torch.testing.assert_close(curves.write, evidence.write[0])
     torch.testing.assert_close(curves.read, evidence.read[0])
-    decay = random_model.model.layers[layer].mixer.decay
+    if mode == "channel":
+        assert torch.equal(curves.decay, model.model.layers[layer].mixer.decay)
+        decay = curves.decay
+    else:
+        assert curves.decay.shape == (18, CHANNELS)
+        assert curves.decay.std(0).min() > 0.01
+        decay = curves.decay[None]
+        with pytest.raises(InputError, match=r"depend on the token .* read_channels"):
+            half_lives(model)
     # Values that are the identity: the mean is then a weight for each position.
     expected, _ = naive.prefix_mean(evidence.write, evidence.read, torch.eye(18)[None], decay)
     memory = torch.stack([curves.memory(k) for k in range(CHANNELS)], -1)
@@ -77,7 +80,10 @@ def test_memory_and_read_gate_give_what_the_mixer_reads(random_model, layer):
     torch.testing.assert_close(memory[1:].sum(1), torch.ones(17, CHANNELS).double())
 
 
-def test_mass_and_memory_by_hand_where_each_token_has_a_decay():
+def test_half_life_mass_and_memory_by_hand_where_each_token_has_a_decay():
+    # 0.5 halves at each step, 0.25 twice at each, √½ at every second.
+    decay = torch.tensor([0.5, 0.25, math.sqrt(0.5)], dtype=torch.float64)
+    torch.testing.assert_close(half_life(decay), torch.tensor([1.0, 0.5, 2.0]).double())
     write = torch.tensor([[0.5], [1.0], [0.25]])
     decay = torch.tensor([[0.5], [0.125], [0.9]])
     mass = discounted_mass(write, decay)
@@ -89,9 +95,7 @@ def test_mass_and_memory_by_hand_where_each_token_has_a_decay():
     # ½·⅛·½ = 2^−5 in three positions.
     lives = LayerCurves(0, write, write, mass, torch.tensor([[0.5], [0.125], [0.5]])).half_life
     assert lives.item() == pytest.approx(3 / 5)
-
-
-def test_a_channel_whose_mass_underflowed_reads_as_empty():
+    # A channel whose mass underflowed reads as empty.
     write, decay = torch.eye(60, 1), torch.tensor([1e-2])
     memory = LayerCurves(0, write, write, discounted_mass(write, decay), decay).memory(0)
     # 0.01^i is below 1e-30 from i = 16 on.
@@ -99,32 +103,13 @@ def test_a_channel_whose_mass_underflowed_reads_as_empty():
     assert (memory[16:] == 0).all()
 
 
-def test_with_decays_by_token_memory_is_what_the_mixer_reads():
-    by_token = make_model(decay_mode="token")
-    for block in by_token.model.layers:
-        torch.nn.init.normal_(block.mixer.decay_map)
-    curves = read_channels(by_token, tokens(18))[1]
-    assert curves.decay.shape == (18, CHANNELS)
-    assert curves.decay.std(0).min() > 0.01
-    evidence = (curves.write[None], curves.read[None])
-    expected, _ = naive.prefix_mean(*evidence, torch.eye(18)[None], curves.decay[None])
-    memory = torch.stack([curves.memory(k) for k in range(CHANNELS)], -1)
-    result = (memory * curves.read[:, None].double()).sum(-1)
-    torch.testing.assert_close(result.float(), expected[0], rtol=1e-4, atol=1e-6)
-    with pytest.raises(InputError, match=r"depend on the token .* read_channels"):
-        half_lives(by_token)
-
-
-def test_what_cannot_be_read_is_refused(random_model):
-    with pytest.raises(InputError, match="no channel 6 in layer 2"):
-        read_channels(random_model, tokens(4))[2].memory(CHANNELS)
-    with pytest.raises(InputError, match="'llama' has no prototype mixer"):
-        read_channels(make_llama(VOCABULARY), tokens(4))
-
-
-def test_a_text_is_read_with_its_tokens(corpus, random_model):
+def test_a_text_is_read_with_its_tokens_and_what_cannot_be_read_is_refused(corpus, random_model):
     text = "Old maps forgets letters in a box."
     result = read_text(random_model, corpus.tokenizer, text, [1])
     assert "".join(result.text.words) == text
     assert list(result.token_ids) == corpus.tokenizer(text)["input_ids"]
     assert result.curves[0].write.shape == (len(result.text.tokens), CHANNELS)
+    with pytest.raises(InputError, match="no channel 6 in layer 1"):
+        result.curves[0].memory(CHANNELS)
+    with pytest.raises(InputError, match="'llama' has no prototype mixer"):
+        read_channels(make_llama(VOCABULARY), tokens(4))

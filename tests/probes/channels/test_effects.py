@@ -36,19 +36,13 @@ from tests.helpers.mixer_models import make_model, planted_model, tokens, words_
 from tests.probes.conftest import read_alone
 
 
-def test_the_bundled_sets():
+def test_the_bundled_sets_and_a_file_of_ones_own(tmp_path):
     for name in ("covid", "men", "mental_health", "new_zealand", "women"):
         assert len({case.context for case in load_cases(name)}) >= 12
-
-
-def test_a_file_of_ones_own(tmp_path):
     path = tmp_path / "own.jsonl"
     row = {"concept": "river", "context": "The river carries", "target": "stones"}
     path.write_text(json.dumps(row) + "\n\n" + json.dumps(row | {"context": "Old"}) + "\n")
-    assert load_cases(path) == (
-        Case("river", "The river carries", "stones"),
-        Case("river", "Old", "stones"),
-    )
+    assert load_cases(path) == (Case(**row), Case("river", "Old", "stones"))
 
 
 @pytest.mark.parametrize(
@@ -146,9 +140,7 @@ def test_every_cell_is_one_forward_pass(sharp_model, report):
                     after.append(alone(sharp_model, probe))
             expected = 100 * (statistics.mean(after) / base - 1)
             assert row[name] == pytest.approx(expected, rel=1e-2, abs=1e-2)
-
-
-def test_a_summary_is_of_the_cells_and_of_the_controls(sharp_model, report):
+    # A summary is of the cells and of the controls.
     (mask,) = (row for row in report["summary"].rows if row["intervention"] == "mask_write")
     cells = {row["context"]: row["mask"] for row in report["L1 P2"].rows}
     assert mask["median_relative"] == pytest.approx(statistics.median(cells.values()))
@@ -165,14 +157,10 @@ def test_a_summary_is_of_the_cells_and_of_the_controls(sharp_model, report):
 def test_summaries_by_hand():
     # Two cases, one channel, two controls.
     row = effect_of(np.array([-50.0, 50.0]), np.array([[-5.0, 0.0], [10.0, -37.5]]))
-    assert row["median_relative"] == 0
-    assert row["low"] is row["high"] is None
-    assert row["median_size"] == 50
-    assert row["control_sizes"] == [2.5, 23.75]
-    assert row["rank"] == 1
+    expected = {"cases": 2, "median_relative": 0, "low": None, "high": None, "median_size": 50}
+    expected |= {"control_sizes": [2.5, 23.75], "largest_control": 23.75, "rank": 1}
     # The largest of three in both cases: one of the nine ways to rank them.
-    assert row["p_size"] == pytest.approx(1 / 9)
-    assert not row["beats_controls"]
+    assert row == expected | {"p_size": pytest.approx(1 / 9), "beats_controls": False}
 
 
 def test_controls_are_drawn_by_seed_and_place(sharp_model):
@@ -182,9 +170,6 @@ def test_controls_are_drawn_by_seed_and_place(sharp_model):
     assert {c for controls in drawn for c in controls} == {(1, k) for k in (1, 3, 4, 5)}
     with pytest.raises(InputError, match=r"6 control channels.*1 to 5"):
         draw_controls(sharp_model, PLACE, 6, 0)
-
-
-def test_what_cannot_be_measured_is_refused(sharp_model):
     with pytest.raises(InputError, match=r"none of 8 cases.*the highest is"):
         effects_on(sharp_model, probes(), [PLACE], minimum_probability=0.9)
 

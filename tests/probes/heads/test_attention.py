@@ -95,10 +95,14 @@ def test_batches_and_padding_do_not_matter(make):
 
 
 def test_what_cannot_be_read_is_refused():
-    model, batch = make_signal_noise(), make_batch(*random_rows(20))
+    model, batch = make_signal_noise(), make_batch(*random_rows(40, 30))
     assert head_uses(model, [make_batch([5])]).rows == ()
     with pytest.raises(InputError, match="embeddings of 64 positions"):
         head_uses(make_gpt2(), [make_batch(*random_rows(65))])
+    with pytest.raises(InputError, match="heads are of one kind"):
+        compare_groups(head_uses(make_gpt2(), [batch]))
+    table = compare_groups(head_uses(model, [batch]))
+    assert (table["signal_heads"], table["noise_heads"], table["layers"]) == (4, 4, 2)
     model.model.layers[0].attention.projection.weight[0, 0] = math.nan
     with pytest.raises(InputError, match="not finite"):
         head_uses(model, [batch])
@@ -121,9 +125,7 @@ def test_ranks_within_strata(ties):
     # With one stratum it is Mann and Whitney's, of which the one order counts half.
     assert stratified_rank_test([[4, 5, 6]], [[1, 2, 3]]) == pytest.approx((1, 1 / 20))
     assert stratified_rank_test([[1, 1]], [[1, 1]]) == (0, 1)
-
-
-def test_one_stratum_does_not_outweigh_all_others():
+    # One stratum does not outweigh all others.
     first, second = [[*range(6, 12)]] * 11 + [[*range(6)]], [[*range(6)]] * 11 + [[*range(6, 12)]]
     effect, p = stratified_rank_test(first, second)
     assert effect > 0.8
@@ -134,30 +136,15 @@ def test_one_stratum_does_not_outweigh_all_others():
     assert 0 < stratified_rank_test(*many)[1] < 1e-19
 
 
-def uses_of(distance):
-    """Heads whose distance is given by layer, group and place; all else is alike."""
-    alike = dict.fromkeys(FIGURES, 0.5)
-    rows = [alike | {"group": "uniform"}]
-    for layer in (0, 1):
-        for group in ("signal", "noise"):
-            row = alike | {"layer": layer, "group": group}
-            rows += [row | {"distance": distance(layer, group, place)} for place in range(3)]
-    return Table("", {}, tuple(rows), {"layers": (0, 1)})
-
-
-def test_models_without_two_groups_of_heads_are_refused():
-    batch = make_batch(*random_rows(40, 30))
-    with pytest.raises(InputError, match="heads are of one kind"):
-        compare_groups(head_uses(make_gpt2(), [batch]))
-    table = compare_groups(head_uses(make_signal_noise(), [batch]))
-    assert (table["signal_heads"], table["noise_heads"], table["layers"]) == (4, 4, 2)
-
-
 def test_groups_that_differ_in_one_figure():
-    def shifted(layer, group, number):
-        return number + 5 * (group == "signal")
-
-    table = compare_groups(uses_of(lambda layer, *head: 10 * layer + shifted(layer, *head)))
+    alike = dict.fromkeys(FIGURES, 0.5)
+    heads = [
+        alike | {"layer": layer, "group": group, "distance": 10 * layer + more + number}
+        for layer in (0, 1)
+        for group, more in (("signal", 5), ("noise", 0))
+        for number in range(3)
+    ]
+    table = compare_groups(Table("", "", (alike, *heads), {"layers": (0, 1)}))
     rows = {row["measure"]: row for row in table.rows}
     distance, entropy = rows["distance"], rows["entropy"]
     assert distance["effect"] == 1

@@ -75,16 +75,15 @@ def test_sums_by_hand():
     )  # fmt: skip
     # The last token is that of the first word again, so its row does not count for that word.
     text = RoleText((4, 7, 8, 9, 7), ((1,), (2,), (3,)), {"subject": (0,), "object": (0,)}, 3)
-    mass, uniform = word_sums(weights, text, "subject")
-    assert mass[0].tolist() == pytest.approx([0.6 + 0.2, 0.3 + 0.2, 0.1])
-    assert uniform.tolist() == pytest.approx([1 / 3 + 1 / 4, 1 / 4 + 1 / 5, 1 / 5])
-    mass, uniform = word_sums(weights, text, "object")
-    assert mass[0].tolist() == pytest.approx([0.2, 0.3])
-    assert uniform.tolist() == pytest.approx([1 / 4, 1 / 4])
     again = RoleText((4, 7, 8, 9, 8), ((1, 2), (3,)), {"subject": (0,)}, 3)
-    mass, uniform = word_sums(weights, again, "subject")
-    assert mass[0].tolist() == pytest.approx([0.5 + 0.3, 0.1])
-    assert uniform.tolist() == pytest.approx([2 / 4 + 1 / 5, 1 / 5])
+    for case, role, given, alike in (
+        (text, "subject", [0.6 + 0.2, 0.3 + 0.2, 0.1], [1 / 3 + 1 / 4, 1 / 4 + 1 / 5, 1 / 5]),
+        (text, "object", [0.2, 0.3], [1 / 4, 1 / 4]),
+        (again, "subject", [0.5 + 0.3, 0.1], [2 / 4 + 1 / 5, 1 / 5]),
+    ):
+        mass, uniform = word_sums(weights, case, role)
+        assert mass[0].tolist() == pytest.approx(given)
+        assert uniform.tolist() == pytest.approx(alike)
 
 
 def softmax(scores):

@@ -37,13 +37,8 @@ def test_hand_computed():
 ROWS = random_rows(30, 18, 25)
 
 
-def states_of(model, positions=2048, **settings):
-    return read_states(model, [make_batch(*ROWS)], positions=positions, **settings)
-
-
-def direct(z, width, distortion=0.5):
-    inner = torch.eye(len(z), dtype=torch.float64) + width / (len(z) * distortion**2) * z @ z.T
-    return float(torch.linalg.slogdet(inner).logabsdet / 2)
+def states_of(model):
+    return read_states(model, [make_batch(*ROWS)])
 
 
 def test_positions_are_a_seeded_sample_of_all():
@@ -68,6 +63,10 @@ def test_rates_are_their_formulas():
     for state, row in zip(states, layer_rates(states).rows, strict=True):
         z, steps = state.inputs.double(), state.steps.double()
         u = state.attention.projection.weight.double().unflatten(0, (8, 4)).mT
+
+        def direct(z, width):
+            inner = torch.eye(len(z)).double() + width / (len(z) * 0.5**2) * z @ z.T
+            return float(torch.linalg.slogdet(inner).logabsdet / 2)
 
         def rates(points, u=u, weight=row["noise_weight"]):
             signal, noise = (sum(direct(points @ head, 4) for head in part) for part in u.chunk(2))
@@ -113,29 +112,22 @@ def test_what_cannot_be_read_is_refused():
         layer_rates(states_of(model)[1:])
 
 
-(ROW,) = random_rows(30)
-LEAST = 16
-
-
-def last_call(layer, model):
-    """Return what a layer read and gave in the last pass of a call; earlier ones give the codes."""
-    calls = []
-    handle = layer.register_forward_hook(lambda _, args, output: calls.append((args[0], output)))
-    model(torch.tensor([ROW]), use_cache=False)
-    handle.remove()
-    return calls[-1]
-
-
 @pytest.mark.parametrize("passes", [0, 2])
 def test_states_and_heads_are_those_of_the_whole_model(passes):
     """Without uncertainty feedback, and with it."""
-    model, batches = make_signal_noise(), [make_batch(ROW)]
+    (tokens,) = random_rows(30)
+    model, batches = make_signal_noise(), [make_batch(tokens)]
     plain, plain_uses = read_states(model, batches), head_uses(model, batches)
     if passes:
         attach_drawn(model, 64, deviation=3.0, passes=passes)
     state, uses = read_states(model, batches)[1], head_uses(model, batches)
     layer = model.model.layers[1].attention
-    inputs, output = last_call(layer, model)
+    calls = []
+    handle = layer.register_forward_hook(lambda _, args, output: calls.append((args[0], output)))
+    model(torch.tensor([tokens]), use_cache=False)
+    handle.remove()
+    # Earlier passes give the codes.
+    inputs, output = calls[-1]
     assert (state.layer, state.attention) == (1, layer)
     assert state.noise_weight == pytest.approx(0.1)
     assert torch.allclose(state.inputs, inputs[0], atol=1e-5)
@@ -143,10 +135,10 @@ def test_states_and_heads_are_those_of_the_whole_model(passes):
     assert torch.allclose(state.projections().float(), output.projections[0], atol=1e-5)
     groups = output.projections.split(layer.heads, 1)
     weights = attention_weights(*groups, frequencies=layer.frequencies, scale=layer.scale)
-    expected = weights[0].diagonal(0, 1, 2)[:, LEAST - 1 :].mean(1)
+    expected = weights[0].diagonal(0, 1, 2)[:, 15:].mean(1)
     shares = [use["self_share"] for use in uses.rows if use["layer"] == 1]
     assert shares == pytest.approx(expected.tolist(), abs=1e-5)
-    assert uses["queries"] == 30 - LEAST + 1
+    assert uses["queries"] == 30 - 16 + 1
     if passes:
         assert (state.inputs - plain[1].inputs).abs().max() > 0.5
         assert uses.rows != plain_uses.rows
@@ -219,9 +211,8 @@ def test_buckets_are_means_over_documents(corpus):
     losses, short = token_losses(model, ids), _short_losses(model, ids, 32)
 
     def mean_and_error(values):
-        return pytest.approx(values.mean().item(), abs=1e-9), pytest.approx(
-            values.std().item() / math.sqrt(5), abs=1e-9
-        )
+        both = values.mean().item(), values.std().item() / math.sqrt(5)
+        return tuple(pytest.approx(value, abs=1e-9) for value in both)
 
     for bucket in table.rows:
         columns = slice(bucket["low"] - 1, bucket["high"])

@@ -106,15 +106,13 @@ def test_ablation_of_a_model_that_uses_its_codes():
 
 def test_ablation_of_a_table_of_equal_rows_or_zeros_and_of_equal_codes():
     model, feedback = make_fed_gpt2()
-    set_table(feedback, drawn(1))
-    _, zero, *others = ablation(inputs_of(model, TEXTS, own_codes(model, TEXTS, 2))).rows
-    assert [row["change"] for row in others] == [Interval(0, 0, 0)] * 2
-    assert zero["change"].value != 0
-    set_table(feedback, torch.zeros(1, 16))
-    for row in ablation(inputs_of(model, TEXTS, own_codes(model, TEXTS, 2))).rows[1:]:
-        assert row["change"] == Interval(0, 0, 0)
-    one_pass = own_codes(model, TEXTS, 1)
-    assert effects(ablation(inputs_of(model, TEXTS, one_pass))) == ["undefined"]
+    nothing = Interval(0, 0, 0)
+    for table, without in ((drawn(1), False), (torch.zeros(1, 16), True)):
+        set_table(feedback, table)
+        _, zero, *others = ablation(inputs_of(model, TEXTS)).rows
+        assert [row["change"] for row in others] == [nothing] * 2
+        assert (zero["change"] == nothing) == without
+    assert effects(ablation(inputs_of(model, TEXTS, passes=1))) == ["undefined"]
 
 
 @torch.no_grad()
@@ -259,32 +257,23 @@ def test_each_control_has_its_finding(signals, words, expected):
     assert effects(hedging_table(runs, InspectOptions())) == expected
 
 
-def starts(tokenizer, prompt, added):
-    numbers = {piece: number for number, piece in enumerate(PIECES)}
-    ids = ([numbers[piece] for piece in row] for row in (prompt, added))
-    return hedge_starts(tokenizer, *ids)
-
-
 def test_hedging_words_are_whole_words_and_begin_in_a_token(tokenizer):
+    def starts(prompt, added):
+        return hedge_starts(tokenizer, *([PIECES.index(p) for p in row] for row in (prompt, added)))
+
     added = ["Ġper", "haps", "Ġis", "Ġmight", "y", "Ġmight", ".", "Ġlikely"]
     # "mighty" is another word; "perhaps" begins in its first token, at a space or not.
     expected = [True, False, False, False, False, True, False, True]
-    assert starts(tokenizer, ["It"], added) == expected
-    assert starts(tokenizer, ["It", "."], ["Per", "haps"]) == [True, False]
+    assert starts(["It"], added) == expected
+    assert starts(["It", "."], ["Per", "haps"]) == [True, False]
     # Begun in the prompt.
-    assert starts(tokenizer, ["It", "Ġper"], ["haps", "Ġmaybe"]) == [False, True]
-    assert starts(tokenizer, ["It"], []) == []
-
-
-@pytest.fixture
-def greedy(monkeypatch):
-    """Let continuations take the most likely token."""
-    monkeypatch.setattr(checks, "draw_tokens", lambda logits, draws: logits.argmax(-1))
+    assert starts(["It", "Ġper"], ["haps", "Ġmaybe"]) == [False, True]
+    assert starts(["It"], []) == []
 
 
 @torch.no_grad()
-@pytest.mark.usefixtures("greedy")
-def test_continuations_are_those_that_the_model_generates_with_the_codes():
+def test_continuations_are_those_that_the_model_generates_with_the_codes(monkeypatch):
+    monkeypatch.setattr(checks, "draw_tokens", lambda logits, draws: logits.argmax(-1))
     model, feedback = make_fed_gpt2()
     prompts, steps = random_texts(5, 8, 5), 6
     own = own_codes(model, prompts, 2)
@@ -311,10 +300,13 @@ WORDS = make_tokenizer(eos_token="w0")
 FAST = InspectOptions(permutations=2, tokens=10, mistakes=1)
 
 
+def inspect(model, *lengths, checks=(), options=FAST, vocabulary=VOCABULARY):
+    sample = Sample("some", tuple(random_texts(*lengths, vocabulary=vocabulary)))
+    return inspect_uncertainty_feedback(model, WORDS, sample, checks, options=options)
+
+
 def test_a_report_has_every_check_or_its_reason():
-    model, _ = make_fed_protot()
-    sample = Sample("some", tuple(random_texts(*[20] * 8)))
-    result = inspect_uncertainty_feedback(model, WORDS, sample, name="it", options=FAST)
+    result = inspect(make_fed_protot()[0], *[20] * 8)
     assert set(result.left_out) == {"attention"}
     assert "no attention heads" in result.left_out["attention"]
     assert set(result.tables) == {"ablation", "hedging", "mistakes", "probe"}
@@ -331,9 +323,8 @@ LEFT_OUT = {"mamba": {"attention"}, "rwkv": {"attention", "hedging"}}
 def test_every_family_is_read_for_what_it_has(name):
     model = build(name).requires_grad_(False)
     attach_drawn(model, 64)
-    sample = Sample("some", tuple(random_texts(*[14] * 8, vocabulary=V)))
     options = InspectOptions(1, permutations=1, tokens=4, steps=2, mistakes=1)
-    result = inspect_uncertainty_feedback(model, WORDS, sample, options=options)
+    result = inspect(model, *[14] * 8, options=options, vocabulary=V)
     assert set(result.left_out) == LEFT_OUT.get(name, set())
     assert len(result["probe"].rows) == 3
     assert result["mistakes"]["texts"] == 8
@@ -343,23 +334,13 @@ def test_every_family_is_read_for_what_it_has(name):
         assert "returns no cache" in result.left_out["hedging"]
 
 
-def test_texts_that_do_not_do_are_named():
+def test_texts_that_do_not_do_and_a_model_that_is_not_finite_are_named():
     model, _ = make_fed_gpt2()
-
-    def read(*lengths, checks=()):
-        sample = Sample("some", tuple(random_texts(*lengths)))
-        return inspect_uncertainty_feedback(model, WORDS, sample, checks, options=FAST)
-
     with pytest.raises(InputError, match=r"ablation needs at least 4 texts .* some has 3"):
-        read(20, 20, 20, checks=["ablation"])
-    result = read(20, 20, 20, 20, 6)
+        inspect(model, 20, 20, 20, checks=["ablation"])
+    result = inspect(model, 20, 20, 20, 20, 6)
     assert set(result.tables) == {"ablation", "hedging", "mistakes"}
     assert "needs at least 8 texts of at least 10 tokens" in result.left_out["attention"]
-
-
-def test_a_model_that_is_not_finite_is_refused():
-    model, _ = make_fed_gpt2()
     model.transformer.ln_f.weight.data[0] = torch.nan
-    sample = Sample("some", tuple(random_texts(*[20] * 8)))
     with pytest.raises(InputError, match=r"not finite|NaN"):
-        inspect_uncertainty_feedback(model, WORDS, sample, ["probe"], options=FAST)
+        inspect(model, *[20] * 8, checks=["probe"])

@@ -33,13 +33,8 @@ def test_attention_received_is_the_mean_over_later_tokens():
     assert model.config._attn_implementation == "sdpa"
     model.set_attn_implementation("eager")
     for number, text in enumerate(texts):
-        output = model(
-            text[None],
-            uncertainty_codes=codes[number][None],
-            output_attentions=True,
-            use_cache=False,
-        )
-        for layer, weights in enumerate(output.attentions):
+        how = {"uncertainty_codes": codes[number][None], "output_attentions": True}
+        for layer, weights in enumerate(model(text[None], **how, use_cache=False).attentions):
             expected = [
                 sum(float(weights[0, :, i, j].mean()) for i in range(j + 1, 6)) / (5 - j)
                 for j in range(5)
@@ -172,11 +167,8 @@ def test_a_code_that_is_fed_can_be_read_and_a_shuffled_one_cannot():
         assert row["code"] == row["without"]
         assert (row["added"].low, row["added"].high) == (0, 0)
     assert table.findings[0]["effect"] == "may be chance"
-
-
-def test_codes_that_are_all_the_same_are_no_negative_finding():
-    model, _ = make_fed_gpt2()
-    (result,) = code_probe(inputs_of(model, random_texts(*[24] * 8), passes=1)).findings
+    # Codes that are all the same are no negative finding.
+    (result,) = code_probe(inputs_of(model, texts, passes=1)).findings
     assert (result["value"], result["effect"]) == (None, "undefined")
 
 

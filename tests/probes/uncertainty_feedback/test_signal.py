@@ -2,11 +2,9 @@
 
 import pytest
 import torch
-from transformers import GPT2Config, GPT2LMHeadModel
 
-from prismlm.errors import InputError
 from prismlm.ops.uncertainty_feedback import naive, quantise
-from prismlm.probes.uncertainty_feedback.signal import own_codes, permute_codes, recursion, replay
+from prismlm.probes.uncertainty_feedback.signal import own_codes, permute_codes, recursion
 from tests.helpers.feedback_models import LEVELS, make_fed_gpt2, make_fed_protot, random_texts
 
 TEXTS = random_texts(9, 5, 9, 7)
@@ -55,10 +53,3 @@ def test_shuffled_codes_are_the_same_codes_at_positions_that_have_one():
     assert torch.equal(torch.cat(mixed).sort().values, torch.cat(codes).sort().values)
     assert not torch.equal(torch.cat(mixed), torch.cat(codes))
     assert torch.equal(torch.cat(permute_codes(codes, 3)), torch.cat(mixed))
-
-
-def test_what_cannot_be_read_is_refused():
-    config = GPT2Config(vocab_size=37, n_embd=16, n_layer=1, n_head=2, n_positions=32)
-    plain = GPT2LMHeadModel(config).eval()
-    with pytest.raises(InputError, match=r"no .* feedback.*`uncertainty_feedback: \{enabled"):
-        replay(plain, TEXTS, own_codes(plain, TEXTS, 2))
