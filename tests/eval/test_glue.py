@@ -10,24 +10,7 @@ import torch
 from tokenizers.processors import TemplateProcessing
 
 from prismlm.errors import DivergenceError, FormatError, InputError
-from prismlm.eval.glue import (
-    TASKS,
-    Classifier,
-    GlueModel,
-    GlueOptions,
-    answers,
-    constant,
-    encode,
-    fine_tune,
-    measure,
-    parameter_groups,
-    read_split,
-    run_glue,
-    search,
-    select_tasks,
-    summarise,
-    with_rate,
-)
+from prismlm.eval import glue
 from prismlm.models.presets import build_model
 from prismlm.progress import SILENT
 from tests.helpers.glue_rows import (
@@ -39,7 +22,7 @@ from tests.helpers.glue_rows import (
     write_toy,
 )
 
-BY_NAME = {task.name: task for task in TASKS}
+BY_NAME = {task.name: task for task in glue.TASKS}
 PAIR = {"sentence1": "a", "sentence2": "b"}
 
 
@@ -50,7 +33,7 @@ def test_rows_of_a_split_are_read(tmp_path, name, label):
     for split in task.splits.values():
         write_rows(tmp_path, name, split, [row])
     for split in task.splits:
-        texts, labels = read_split(task, split, tmp_path)
+        texts, labels = glue.read_split(task, split, tmp_path)
         assert (texts, labels.tolist()) == ([("a", "b")[: len(task.columns)]], [label])
 
 
@@ -65,13 +48,13 @@ def test_rows_of_a_split_are_read(tmp_path, name, label):
 )
 def test_unusable_rows_and_missing_files_are_named(tmp_path, name, row, words):
     with pytest.raises(InputError, match=rf"{name} has no train\*\.parquet, which"):
-        read_split(BY_NAME[name], "train", tmp_path)
+        glue.read_split(BY_NAME[name], "train", tmp_path)
     write_rows(tmp_path, name, "train", [row])
     with pytest.raises(FormatError, match=words):
-        read_split(BY_NAME[name], "train", tmp_path)
+        glue.read_split(BY_NAME[name], "train", tmp_path)
 
 
-(SST2,) = select_tasks(["sst2"])
+(SST2,) = glue.select_tasks(["sst2"])
 TRAIN = [[4 + row % 20, 2 + row % 2, 0] for row in range(40)]
 LABELS = [row % 2 for row in range(40)]
 
@@ -79,7 +62,7 @@ LABELS = [row % 2 for row in range(40)]
 @pytest.fixture
 def classifier():
     torch.manual_seed(0)
-    return Classifier(build_model(CONFIGS["llama"]()), 2)
+    return glue.Classifier(build_model(CONFIGS["llama"]()), 2)
 
 
 def run(classifier, dev_metrics, epochs=3):
@@ -90,9 +73,9 @@ def run(classifier, dev_metrics, epochs=3):
         weights.append(classifier.out.weight.detach().clone())
         return next(metrics)
 
-    options = GlueOptions(learning_rate=1e-2, warmup=0.1, epochs=epochs)
+    options = glue.GlueOptions(learning_rate=1e-2, warmup=0.1, epochs=epochs)
     with SILENT.task("") as task:
-        return fine_tune(classifier, TRAIN, LABELS, evaluate, options, 0, task), weights
+        return glue.fine_tune(classifier, TRAIN, LABELS, evaluate, options, 0, task), weights
 
 
 def test_a_run_stops_after_an_epoch_without_improvement_and_restores_the_best(classifier):
@@ -104,7 +87,7 @@ def test_a_run_stops_after_an_epoch_without_improvement_and_restores_the_best(cl
 
 
 def test_embeddings_norms_and_biases_do_not_decay(classifier):
-    decayed, others = parameter_groups(classifier)
+    decayed, others = glue.parameter_groups(classifier)
     names = {id(p): name for name, p in classifier.named_parameters()}
     assert decayed["weight_decay"] > 0 == others["weight_decay"]
     assert {names[id(p)] for p in others["params"]} == {
@@ -122,7 +105,7 @@ def test_divergence_ends_the_run(classifier):
 
 
 def encoded(*texts, length=512, tokenizer=None):
-    rows = encode(tokenizer or words_tokenizer(), texts, length)
+    rows = glue.encode(tokenizer or words_tokenizer(), texts, length)
     return [" ".join(WORDS[token] for token in row) for row in rows]
 
 
@@ -148,7 +131,7 @@ def test_rows_begin_as_the_tokenizers_do(eos, row):
 @pytest.fixture(scope="module")
 def models(tmp_path_factory):
     directory, families = tmp_path_factory.mktemp("models"), ("llama", "gpt2", "mamba2", "protot")
-    return {f: GlueModel(save_glue_model(directory / f, f)) for f in families}
+    return {f: glue.GlueModel(save_glue_model(directory / f, f)) for f in families}
 
 
 @pytest.mark.parametrize("family", ["gpt2", "mamba2", "protot"])
@@ -188,9 +171,9 @@ def test_every_run_starts_from_the_same_weights(models):
 
 
 def test_a_learnable_task_is_learned(models, tmp_path):
-    options = GlueOptions(data=write_toy(tmp_path), learning_rate=5e-3, warmup=0.1)
+    options = glue.GlueOptions(data=write_toy(tmp_path), learning_rate=5e-3, warmup=0.1)
     out = tmp_path / "out"
-    result = run_glue(models["llama"], out, options, ["sst2"], [0, 1], from_scratch=True)
+    result = glue.run_glue(models["llama"], out, options, ["sst2"], [0, 1], from_scratch=True)
     assert result == json.loads((out / "glue.json").read_text())
     (row,) = result["tasks"]
     assert row["constant"] == {"accuracy": 0.5}
@@ -208,8 +191,8 @@ def test_scores_are_fitted(models, tmp_path):
     ]
     for split in ("train", "validation"):
         write_rows(tmp_path / "data", "stsb", split, rows)
-    options = GlueOptions(data=tmp_path / "data", learning_rate=1e-2, warmup=0.1, epochs=6)
-    (row,) = run_glue(models["llama"], tmp_path / "out", options, ["stsb"], [0])["tasks"]
+    options = glue.GlueOptions(data=tmp_path / "data", learning_rate=1e-2, warmup=0.1, epochs=6)
+    (row,) = glue.run_glue(models["llama"], tmp_path / "out", options, ["stsb"], [0])["tasks"]
     assert row["fine_tuned"]["mean"]["pearson"] > 0.8
     assert row["from_scratch"] is None
 
@@ -219,9 +202,9 @@ def test_a_search_is_stored_and_used(models, tmp_path):
     mnli = [{"premise": "abc"[n % 3], "hypothesis": "x", "label": n % 3} for n in range(48)]
     for split in BY_NAME["mnli"].splits.values():
         write_rows(data, "mnli", split, mnli)
-    options, rates = GlueOptions(data=data, limit=48), (1e30, 1e-9, 1e-2)
-    assert with_rate(lm, out, options)[1] == "the source's"
-    result = search(lm, out, options, rates=rates)
+    options, rates = glue.GlueOptions(data=data, limit=48), (1e30, 1e-9, 1e-2)
+    assert glue.with_rate(lm, out, options)[1] == "the source's"
+    result = glue.search(lm, out, options, rates=rates)
     assert result["learning_rate"] == 1e-2
     tried = [(row["learning_rate"], row["warmup"]) for row in result["tried"]]
     assert tried == list(product(rates, (0.06, 0.1)))
@@ -230,13 +213,13 @@ def test_a_search_is_stored_and_used(models, tmp_path):
     best = max(result["tried"], key=lambda row: row["sst2"] + row["mnli"])
     assert result["warmup"] == best["warmup"]
     searched = replace(options, learning_rate=1e-2, warmup=best["warmup"])
-    assert with_rate(lm, out, options) == (searched, "searched")
-    explicit, rate_from = with_rate(lm, out, replace(options, learning_rate=3e-4))
+    assert glue.with_rate(lm, out, options) == (searched, "searched")
+    explicit, rate_from = glue.with_rate(lm, out, replace(options, learning_rate=3e-4))
     assert explicit == replace(searched, learning_rate=3e-4)
     assert rate_from == "given"
     # It is not used for another model.
     with pytest.raises(FormatError, match="of another version or damaged"):
-        with_rate(models["protot"], out, options)
+        glue.with_rate(models["protot"], out, options)
 
 
 GOLD = np.array([1, 1, 1, 0, 0, 0, 0, 1])
@@ -259,16 +242,16 @@ PREDICTED = np.array([1, 1, 0, 0, 0, 0, 1, 1])  # tp 3, fn 1, fp 1, tn 3
     ],
 )  # fmt: skip
 def test_metrics_by_hand(task, gold, predicted, expected):
-    result = measure(BY_NAME[task], np.array(gold), np.array(predicted))
+    result = glue.measure(BY_NAME[task], np.array(gold), np.array(predicted))
     assert result == pytest.approx(expected)
 
 
 def test_outputs_become_answers_and_a_constant_answer_is_a_baseline():
-    assert answers(BY_NAME["mnli"], np.array([[0, 2, 1], [3, 0, 0]])).tolist() == [1, 0]
-    assert answers(BY_NAME["stsb"], np.array([[-0.5], [2.5], [7]])).tolist() == [0, 2.5, 5]
+    assert glue.answers(BY_NAME["mnli"], np.array([[0, 2, 1], [3, 0, 0]])).tolist() == [1, 0]
+    assert glue.answers(BY_NAME["stsb"], np.array([[-0.5], [2.5], [7]])).tolist() == [0, 2.5, 5]
     # F1 of the answer 1 for every row is 2 tp / (answers + positives).
     best = {"accuracy": 3 / 4, "f1": 2 * 1 / (4 + 1), "matthews": 0, "pearson": 0}
-    assert {metric: constant(metric, np.array([0, 0, 0, 1])) for metric in best} == best
+    assert {metric: glue.constant(metric, np.array([0, 0, 0, 1])) for metric in best} == best
 
 
 def test_an_interval_contains_the_mean_over_seeds():
@@ -276,9 +259,9 @@ def test_an_interval_contains_the_mean_over_seeds():
     gold = rng.integers(0, 2, 200).astype(float)
     predicted = [np.where(rng.random(200) < 0.8, gold, 1 - gold) for _ in range(2)]
     parts = [{"dev": {"gold": gold, "given": given}} for given in predicted]
-    summary = summarise(task, "dev", [{"seed": 0, "measured": part} for part in parts])
+    summary = glue.summarise(task, "dev", [{"seed": 0, "measured": part} for part in parts])
     for metric in task.metrics:
-        values = [measure(task, gold, given)[metric] for given in predicted]
+        values = [glue.measure(task, gold, given)[metric] for given in predicted]
         assert summary["values"][metric] == values
         assert summary["mean"][metric] == pytest.approx(np.mean(values))
     assert summary["low"] < summary["mean"]["f1"] < summary["high"] < summary["low"] + 0.3

@@ -8,34 +8,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 from prismlm.corpus import Corpus
 from prismlm.errors import InputError
-from prismlm.eval.judging import (
-    AS_TOKEN,
-    CONTINUATIONS_TABLE,
-    MAX_DISTANCE,
-    RESULT_FILE,
-    VERDICTS,
-    VERDICTS_TABLE,
-    EndpointJudge,
-    LocalJudge,
-    Pair,
-    Prompt,
-    Writing,
-    bleu_figures,
-    bradley_terry,
-    continue_prompts,
-    corpus_prompts,
-    cut,
-    examination_pairs,
-    examine,
-    file_prompts,
-    judge_pairs,
-    question,
-    rate,
-    run_judging,
-    score_of,
-    total_wins,
-    wilson,
-)
+from prismlm.eval import judging
 from prismlm.eval.runs import unique_names
 from prismlm.files import read_json
 from prismlm.lens.labels.endpoint import Endpoint
@@ -62,7 +35,7 @@ def ordinary(tiny_corpus, tmp_path_factory):
     return directories
 
 
-PAIRS = [Pair(f"Text {n} begins", f"good end {n}", f"bad end {n}") for n in range(3)]
+PAIRS = [judging.Pair(f"Text {n} begins", f"good end {n}", f"bad end {n}") for n in range(3)]
 
 
 def prefer_good(request, number):
@@ -73,7 +46,11 @@ def prefer_good(request, number):
 
 @pytest.fixture
 def open_judge(tmp_path):
-    return lambda url: EndpointJudge(Endpoint(url, "m", retries=0, timeout=5.0), tmp_path / "file")
+    def opened(url):
+        endpoint = Endpoint(url, "m", retries=0, timeout=5.0)
+        return judging.EndpointJudge(endpoint, tmp_path / "file")
+
+    return opened
 
 
 def test_the_score_is_the_mean_of_both_orders():
@@ -81,8 +58,8 @@ def test_the_score_is_the_mean_of_both_orders():
         ("A", "B"): 1, ("B", "A"): 0, ("A", "A"): 0.5, ("Tie", "Tie"): 0.5, ("A", "Tie"): 0.75,
         ("Tie", "A"): 0.25,
     }  # fmt: skip
-    assert {orders: score_of(orders) for orders in scores} == scores
-    assert np.isnan(score_of(("A", None)))
+    assert {orders: judging.score_of(orders) for orders in scores} == scores
+    assert np.isnan(judging.score_of(("A", None)))
 
 
 def test_a_pair_is_asked_about_in_both_orders_and_again_only_without_a_verdict(open_judge):
@@ -92,12 +69,12 @@ def test_a_pair_is_asked_about_in_both_orders_and_again_only_without_a_verdict(o
 
     with ChatServer(behave) as server:
         judge = open_judge(server.url)
-        assert judge_pairs(judge, PAIRS) == [(None, None), ("A", "B"), ("A", "B")]
+        assert judging.judge_pairs(judge, PAIRS) == [(None, None), ("A", "B"), ("A", "B")]
         # An invalid answer is requested once more.
         assert len(server.requests) == 2 * 2 + 4
         assert sum(judge.session.usage()["failures"].values()) == 2
         again = open_judge(server.url)
-        assert judge_pairs(again, PAIRS) == [("A", "B")] * 3
+        assert judging.judge_pairs(again, PAIRS) == [("A", "B")] * 3
     assert again.session.usage()["requests"] == 2
     text = server.requests[0]["messages"][0]["content"]
     for word in ("coherence", "relevance", "fluency", "correctness", " begins\n</data-"):
@@ -115,11 +92,11 @@ def log_p(model, tokenizer, start, text):
 
 @pytest.mark.parametrize("chat", [False, True])
 def test_a_local_judge_gives_the_most_probable_answer(ordinary, chat):
-    judge = LocalJudge(ordinary[0])
+    judge = judging.LocalJudge(ordinary[0])
     model, tokenizer = read_checkpoint(ordinary[0])
     if chat:
         judge.tokenizer.chat_template = CHAT
-    text = question(PAIRS[0], AS_TOKEN)
+    text = judging.question(PAIRS[0], judging.AS_TOKEN)
     text = f"<|user|>{text}<|assistant|>" if chat else f"{text}\n\nAnswer:"
     start = tokenizer(text, add_special_tokens=False)["input_ids"]
     scores = judge.answers(PAIRS[0])
@@ -128,19 +105,16 @@ def test_a_local_judge_gives_the_most_probable_answer(ordinary, chat):
         assert score == pytest.approx(log_p(model, tokenizer, start, answer).sum(), abs=1e-4)
     with SILENT.task("") as task:
         assert judge.verdicts([PAIRS[0]], task)[0] == max(scores, key=scores.get)
-    # Random weights cannot judge.
-    assert chat or not examine(judge, PROMPTS)["usable"]
-
-
-def test_a_long_question_is_refused(ordinary):
     with pytest.raises(InputError, match="the model reads 1024: give shorter prompts"):
-        judge_pairs(LocalJudge(ordinary[0]), [Pair("word " * 1000, "a", "b")])
+        judge.answers(judging.Pair("word " * 1000, "a", "b"))
+    # Random weights cannot judge.
+    assert chat or not judging.examine(judge, PROMPTS)["usable"]
 
 
 # -- the examination
 
 PROMPTS = [
-    Prompt(str(n), f"Story {n:02}", " ".join(f"w{n:02}-{i:02}" for i in range(12)))
+    judging.Prompt(str(n), f"Story {n:02}", " ".join(f"w{n:02}-{i:02}" for i in range(12)))
     for n in range(30)
 ]
 
@@ -172,15 +146,15 @@ def prefer_repetition(text, a, b):
 
 def test_wilson_by_hand():
     # 8 of 10, z = 1.96: (0.8 + 0.19207) / 1.38415 ± 1.96 √(0.016 + 0.0096) / 1.38415.
-    share = wilson(8, 10)
+    share = judging.wilson(8, 10)
     assert (share.value, share.low, share.high) == pytest.approx((0.8, 0.4902, 0.9433), abs=1e-4)
-    assert wilson(0, 5).low == 0
-    assert wilson(5, 5).high == 1
-    assert np.isnan(wilson(0, 0).value)
+    assert judging.wilson(0, 5).low == 0
+    assert judging.wilson(5, 5).high == 1
+    assert np.isnan(judging.wilson(0, 0).value)
 
 
 def test_controls_are_shuffled_words_other_continuations_and_repetition():
-    pairs = examination_pairs([*PROMPTS, Prompt("short", "no more", "")])
+    pairs = judging.examination_pairs([*PROMPTS, judging.Prompt("short", "no more", "")])
     references = {prompt.reference for prompt in PROMPTS}
     for prompt, shuffled, other, repeated in zip(PROMPTS, *pairs.values(), strict=True):
         assert shuffled.a == other.a == repeated.a == prompt.reference
@@ -200,16 +174,16 @@ def test_controls_are_shuffled_words_other_continuations_and_repetition():
     ids=["real", "first", "repetition"],
 )
 def test_a_judge_is_usable_if_it_prefers_real_text(rule, preferred, by_position, reasons):
-    result = examine(Rule(rule), PROMPTS)
+    result = judging.examine(Rule(rule), PROMPTS)
     assert [share["value"] for share in result["preferred"].values()] == preferred
     assert result["order"]["by_position"]["value"] == by_position
     assert result["usable"] == (not reasons)
     assert all(part in text for part, text in zip(reasons, result["reasons"], strict=True))
 
 
-SETTINGS = Writing(words=5, tokens=8)
+SETTINGS = judging.Writing(words=5, tokens=8)
 REFERENCE = " ".join(f"word{i:02}" for i in range(6))
-STORIES = [Prompt(str(n), f"Story {n} begins so", f"{REFERENCE} {n}") for n in range(12)]
+STORIES = [judging.Prompt(str(n), f"Story {n} begins so", f"{REFERENCE} {n}") for n in range(12)]
 
 # -- prompts and continuations
 
@@ -225,42 +199,43 @@ def test_a_text_is_cut_after_whole_words():
         ("one two", "one two", ""),
         (" \n", "", ""),
     ):
-        assert cut("d", text, SETTINGS) == Prompt("d", prompt, reference)
+        assert judging.cut("d", text, SETTINGS) == judging.Prompt("d", prompt, reference)
 
 
 def test_prompts_are_the_beginnings_of_held_out_documents(tiny_corpus):
     corpus = Corpus.open(tiny_corpus)
-    prompts = corpus_prompts(corpus, 6, SETTINGS)
+    prompts = judging.corpus_prompts(corpus, 6, SETTINGS)
     held_out = {corpus.doc_ids[number] for number in corpus.split("heldout")}
     assert len({prompt.id for prompt in prompts} & held_out) == 6
     for id, text, reference in prompts:
         assert corpus.text(corpus.find(id)).lstrip().startswith(text)
         assert (len(text.split()), len(reference.split())) == (5, 6)
-    assert corpus_prompts(corpus, 6, SETTINGS) == prompts
-    assert corpus_prompts(corpus, 6, Writing(words=5, tokens=8, seed=1)) != prompts
+    assert judging.corpus_prompts(corpus, 6, SETTINGS) == prompts
+    assert judging.corpus_prompts(corpus, 6, judging.Writing(words=5, tokens=8, seed=1)) != prompts
 
 
 def test_prompts_are_the_lines_of_a_file(tmp_path):
     file = tmp_path / "prompts.txt"
     file.write_text("One line.\n\n" + "word " * 11 + "\nThe third\n")
-    prompts = file_prompts(file, 2, SETTINGS)
+    prompts = judging.file_prompts(file, 2, SETTINGS)
     assert [(p.id, len(p.reference.split())) for p in prompts] == [("1", 0), ("3", 6)]
-    assert len(file_prompts(file, 99, SETTINGS)) == 3
+    assert len(judging.file_prompts(file, 99, SETTINGS)) == 3
     file.write_text("alone\n")
     with pytest.raises(InputError, match="has 1 texts to continue"):
-        file_prompts(file, 2, SETTINGS)
+        judging.file_prompts(file, 2, SETTINGS)
 
 
 def test_continuations_are_those_of_generate(lm):
-    prompts = [Prompt(text, text, "") for text in ("Once upon a time", "The court")]
+    prompts = [judging.Prompt(text, text, "") for text in ("Once upon a time", "The court")]
     expected = [lm.generate(p.text, tokens=8).removeprefix(p.text).strip() for p in prompts]
-    assert continue_prompts("m", lm.model, lm.tokenizer, prompts, SETTINGS) == expected
+    assert judging.continue_prompts("m", lm.model, lm.tokenizer, prompts, SETTINGS) == expected
 
 
 def test_sampled_tokens_depend_on_the_seed_and_the_prompts_number(ordinary):
     def continuations(seed):
-        settings = Writing(words=5, tokens=8, temperature=1.0, seed=seed)
-        return continue_prompts("m", *read_checkpoint(ordinary[0]), STORIES[:1] * 2, settings)
+        settings = judging.Writing(words=5, tokens=8, temperature=1.0, seed=seed)
+        same = STORIES[:1] * 2
+        return judging.continue_prompts("m", *read_checkpoint(ordinary[0]), same, settings)
 
     first, second = continuations(0)
     assert continuations(0) == [first, second] != continuations(1)
@@ -279,17 +254,17 @@ def test_bleu_by_hand_beside_that_of_other_prompts():
         "the cat sat on the mat": 100,
         "": 0,
     }
-    prompts = [Prompt(str(n), "p", "the cat sat on the mat") for n in range(2)]
-    models = bleu_figures(prompts, {text: [text] * 2 for text in scores})["models"]
+    prompts = [judging.Prompt(str(n), "p", "the cat sat on the mat") for n in range(2)]
+    models = judging.bleu_figures(prompts, {text: [text] * 2 for text in scores})["models"]
     means = {text: figures["mean"]["value"] for text, figures in models.items()}
     assert means == pytest.approx(scores, abs=1e-3)
     # It needs two references.
-    assert bleu_figures([Prompt("2", "p", "")], {"m": ["a b"]}) is None
+    assert judging.bleu_figures([judging.Prompt("2", "p", "")], {"m": ["a b"]}) is None
     words = ["one two three four five", "red blue green white black", "hill lake wood sea road"]
-    prompts = [Prompt(str(n), f"p{n}", text) for n, text in enumerate(words)]
-    prompts.insert(1, Prompt("short", "p", ""))
+    prompts = [judging.Prompt(str(n), f"p{n}", text) for n, text in enumerate(words)]
+    prompts.insert(1, judging.Prompt("short", "p", ""))
     texts = {"copies": [words[0], "x", *words[1:]], "moves": [words[1], "x", words[2], words[2]]}
-    result = bleu_figures(prompts, texts)
+    result = judging.bleu_figures(prompts, texts)
     assert result["prompts"] == 3
     copies, moves = result["models"]["copies"], result["models"]["moves"]
     assert (copies["mean"]["value"], copies["other_prompt"]["value"]) == pytest.approx((100, 0))
@@ -304,21 +279,21 @@ def test_bleu_by_hand_beside_that_of_other_prompts():
 
 def test_bradley_terry_by_hand_and_recovered():
     # Two of three points are odds of 2 to 1, which is a difference of 400 log10(2) = 120.412.
-    wins = total_wins(np.array([1, 0.5, 0.5])[:, None], 2)
+    wins = judging.total_wins(np.array([1, 0.5, 0.5])[:, None], 2)
     assert wins.tolist() == [[0, 2], [1, 0]]
-    assert bradley_terry(wins).tolist() == pytest.approx([1060.206, 939.794], abs=1e-3)
+    assert judging.bradley_terry(wins).tolist() == pytest.approx([1060.206, 939.794], abs=1e-3)
     ratings = np.array([800.0, 950.0, 1050.0, 1200.0])
     expected = 1 / (1 + 10 ** ((ratings[None] - ratings[:, None]) / 400))
     np.fill_diagonal(expected, 0)
     games = np.arange(4) + 1 + np.arange(4)[:, None]
-    assert bradley_terry(expected * games) == pytest.approx(ratings, abs=1e-6)
+    assert judging.bradley_terry(expected * games) == pytest.approx(ratings, abs=1e-6)
 
 
 def test_a_player_that_never_loses_ends_at_the_bound_and_one_without_games_at_the_start():
-    best, worst = rate(np.ones((4, 1)), 2)
-    assert best.value == pytest.approx(1000 + MAX_DISTANCE)
-    assert worst.value == pytest.approx(1000 - MAX_DISTANCE)
-    ratings = rate(np.array([[0.5, np.nan, np.nan]] * 3), 3)
+    best, worst = judging.rate(np.ones((4, 1)), 2)
+    assert best.value == pytest.approx(1000 + judging.MAX_DISTANCE)
+    assert worst.value == pytest.approx(1000 - judging.MAX_DISTANCE)
+    ratings = judging.rate(np.array([[0.5, np.nan, np.nan]] * 3), 3)
     assert [row.value for row in ratings] == pytest.approx([1000] * 3)
 
 
@@ -340,17 +315,17 @@ def test_an_interrupted_study_resumes_and_takes_another_model(ordinary, tiny_mod
         return prefer_reference(request, number) if number < 40 else (500, "")
 
     def run(models, url):
-        judge = EndpointJudge(Endpoint(url, "m", retries=0), out / VERDICTS)
-        return run_judging(models, STORIES, SETTINGS, out, judge)
+        judge = judging.EndpointJudge(Endpoint(url, "m", retries=0), out / judging.VERDICTS)
+        return judging.run_judging(models, STORIES, SETTINGS, out, judge)
 
     with ChatServer(fail_after_40) as server, pytest.raises(InputError, match="kept in"):
         run(models, server.url)
-    assert not (out / RESULT_FILE).exists()
+    assert not (out / judging.RESULT_FILE).exists()
     with ChatServer(prefer_reference) as server:
         result = run(models, server.url)
         # Of 72 questions of the examination and 24 about the models, 40 were answered before.
         assert len(server.requests) == 56
-        assert result == read_json(out / RESULT_FILE)
+        assert result == read_json(out / judging.RESULT_FILE)
         server.requests.clear()
         assert run(models, server.url)["ratings"] == result["ratings"]
         assert server.requests == []
@@ -360,13 +335,14 @@ def test_an_interrupted_study_resumes_and_takes_another_model(ordinary, tiny_mod
     assert result["judge"]["usable"]
     assert result["ratings"]["readable"]
     (pair,) = result["ratings"]["pairs"]
-    rows = [row for row in pq.read_table(out / VERDICTS_TABLE).to_pylist() if row["b"] == "b"]
+    rows = pq.read_table(out / judging.VERDICTS_TABLE).to_pylist()
+    rows = [row for row in rows if row["b"] == "b"]
     assert (pair["games"], len(rows)) == (12, 12)
     assert pair["score"]["value"] == pytest.approx(sum(row["score_a"] for row in rows) / 12)
     best = max(result["ratings"]["models"], key=lambda row: row["rating"]["value"])
     assert best["model"] == ("a" if pair["score"]["value"] >= 0.5 else "b")
     assert len(more["ratings"]["pairs"]) == 3
     assert more["ratings"]["pairs"][0] == result["ratings"]["pairs"][0]
-    texts = pq.read_table(out / CONTINUATIONS_TABLE)
+    texts = pq.read_table(out / judging.CONTINUATIONS_TABLE)
     assert texts.num_rows == 36
     assert set(texts["model"].to_pylist()) == {"a", "b", tiny_model.name}

@@ -10,36 +10,13 @@ import torch
 from tokenizers.processors import TemplateProcessing
 
 from prismlm.errors import FormatError, InputError
-from prismlm.eval.robustness import (
-    COLUMNS,
-    MEASURES,
-    Divergences,
-    OpenedModel,
-    Pair,
-    align,
-    encode,
-    jensen_shannon,
-    last_logits,
-    log_probabilities,
-    logits_on_disk,
-    matching_temperature,
-    mean_entropy,
-    measure_clamping,
-    measure_robustness,
-    random_text,
-    rank_correlation,
-    read_pairs,
-    routing_of,
-    same_top,
-    slice_mediation,
-    top_overlap,
-)
+from prismlm.eval import robustness
 from prismlm.models.checkpoint import read_checkpoint
 
 ROW = {"id": "0", "slice": "typo", "original": "It was good.", "perturbed": "It was giod."}
 
 
-def write(path, *rows, schema=COLUMNS):
+def write(path, *rows, schema=robustness.COLUMNS):
     pq.write_table(pa.Table.from_pylist(list(rows), schema), path)
     return path
 
@@ -47,10 +24,10 @@ def write(path, *rows, schema=COLUMNS):
 def test_pairs_come_slice_by_slice_and_a_limit_samples_each(tmp_path):
     rows = [ROW | {"id": f"{s}-{n}", "slice": s} for s in ("gender", "typo") for n in range(9)]
     path = write(tmp_path / "a.parquet", *rows)
-    assert [pair.slice for pair in read_pairs(path)] == ["typo"] * 9 + ["gender"] * 9
-    sample = read_pairs(path, 3)
+    assert [pair.slice for pair in robustness.read_pairs(path)] == ["typo"] * 9 + ["gender"] * 9
+    sample = robustness.read_pairs(path, 3)
     assert [pair.slice for pair in sample] == ["typo"] * 3 + ["gender"] * 3
-    assert sample == read_pairs(path, 3) != read_pairs(path, 3, seed=1)
+    assert sample == robustness.read_pairs(path, 3) != robustness.read_pairs(path, 3, seed=1)
 
 
 def test_other_rows_and_files_are_refused(tmp_path):
@@ -60,13 +37,13 @@ def test_other_rows_and_files_are_refused(tmp_path):
         ("row 0 of .*expected texts", ROW | {"perturbed": None}),
     ):
         with pytest.raises(FormatError, match=message):
-            read_pairs(write(tmp_path / "a.parquet", *rows))
+            robustness.read_pairs(write(tmp_path / "a.parquet", *rows))
     (tmp_path / "a.parquet").write_text("text")
     with pytest.raises(FormatError, match="cannot be read as Parquet"):
-        read_pairs(tmp_path / "a.parquet")
-    ids = pa.schema([COLUMNS.field("id")])
+        robustness.read_pairs(tmp_path / "a.parquet")
+    ids = pa.schema([robustness.COLUMNS.field("id")])
     with pytest.raises(FormatError, match="expected rows of id, slice, original, perturbed"):
-        read_pairs(write(tmp_path / "b.parquet", {"id": "a"}, schema=ids))
+        robustness.read_pairs(write(tmp_path / "b.parquet", {"id": "a"}, schema=ids))
 
 
 KINDS = ("protot", "llama", "gpt2", "mamba")
@@ -84,33 +61,34 @@ def test_divergence_and_ranks_by_hand():
         ((0, 1), (1, 0), 1),
         ((0.5, 0.5), (0.5, 0.5), 0),
     ):
-        assert float(jensen_shannon(log(*p), log(*q))) == pytest.approx(expected, abs=1e-6)
+        js = robustness.jensen_shannon(log(*p), log(*q))
+        assert js.item() == pytest.approx(expected, abs=1e-6)
     p, q = log(0.4, 0.3, 0.2, 0.1), log(0.1, 0.3, 0.35, 0.25)
-    assert float(top_overlap(p, q, 2)) == 0.5
-    assert float(top_overlap(p, q, 10)) == 1
-    assert float(same_top(p, q)) == 0
-    assert float(same_top(p, p)) == 1
+    assert float(robustness.top_overlap(p, q, 2)) == 0.5
+    assert float(robustness.top_overlap(p, q, 10)) == 1
+    assert float(robustness.same_top(p, q)) == 0
+    assert float(robustness.same_top(p, p)) == 1
     # Ranks 4 3 2 1 and 1 3 4 2: 1 − 6 (9 + 0 + 4 + 1) / (4 · 15)
-    assert float(rank_correlation(p, q)) == pytest.approx(-0.4)
+    assert float(robustness.rank_correlation(p, q)) == pytest.approx(-0.4)
     # Of the top two of either, tokens 0, 1 and 2: ranks 3 2 1 and 1 2 3.
-    assert float(rank_correlation(p, q, 2)) == pytest.approx(-1)
+    assert float(robustness.rank_correlation(p, q, 2)) == pytest.approx(-1)
 
 
 def test_a_temperature_gives_the_target_entropy():
     logits = np.random.default_rng(0).normal(size=(100, 9)).astype(np.float32)
     rows = np.arange(0, 100, 2)
     for target in (0.3, 1.2, 1.5):
-        temperature = matching_temperature(logits, rows, target)
-        assert mean_entropy(logits, rows, temperature) == pytest.approx(target, abs=1e-5)
+        temperature = robustness.matching_temperature(logits, rows, target)
+        assert robustness.mean_entropy(logits, rows, temperature) == pytest.approx(target, abs=1e-5)
 
 
 @pytest.mark.parametrize("kind", ["protot", "gpt2"])
 def test_logits_of_a_batch_equal_those_of_single_texts(studied, kind):
     model, tokenizer = read_checkpoint(studied / kind)
     sentence = "A teacher describes the names of birds."
-    rows = encode(model, tokenizer, ["The river", sentence, "Old maps", "The river c"])
+    rows = robustness.encode(model, tokenizer, ["The river", sentence, "Old maps", "The river c"])
     counts = []
-    logits = logits_on_disk(model, [*rows, []], counts.append)
+    logits = robustness.logits_on_disk(model, [*rows, []], counts.append)
     assert sum(counts) == 4
     assert not logits[4].any()
     for row, ids in zip(logits, rows, strict=False):
@@ -121,14 +99,14 @@ def test_logits_of_a_batch_equal_those_of_single_texts(studied, kind):
 
 def test_texts_get_the_tokenizers_prefix_but_not_its_suffix(studied):
     model, tokenizer = read_checkpoint(studied / "llama")
-    (plain,) = encode(model, tokenizer, ["The river"])
+    (plain,) = robustness.encode(model, tokenizer, ["The river"])
     assert plain == tokenizer("The river", add_special_tokens=False)["input_ids"]
     name, number = tokenizer.eos_token, tokenizer.eos_token_id
     tokenizer.backend_tokenizer.post_processor = TemplateProcessing(
         single=f"{name} $A {name}", special_tokens=[(name, number)]
     )
     assert tokenizer("The river")["input_ids"] == [number, *plain, number]
-    assert encode(model, tokenizer, ["The river", ""]) == [[number, *plain], []]
+    assert robustness.encode(model, tokenizer, ["The river", ""]) == [[number, *plain], []]
 
 
 # -- models compared
@@ -143,17 +121,17 @@ def few_resamples():
 
 @pytest.fixture(scope="module")
 def models(studied):
-    return [OpenedModel(kind, *read_checkpoint(studied / kind)) for kind in KINDS]
+    return [robustness.OpenedModel(kind, *read_checkpoint(studied / kind)) for kind in KINDS]
 
 
 @pytest.fixture(scope="module")
 def pairs(studied):
-    return read_pairs(studied / "pairs.parquet")
+    return robustness.read_pairs(studied / "pairs.parquet")
 
 
 @pytest.fixture(scope="module")
 def result(models, pairs):
-    return measure_robustness(models, pairs)
+    return robustness.measure_robustness(models, pairs)
 
 
 def test_every_slice_has_figures_of_each_model_and_differences(result):
@@ -167,7 +145,7 @@ def test_every_slice_has_figures_of_each_model_and_differences(result):
         assert len(part["differences"]) == 6
         for figures in part["differences"]:
             first, second = (part["models"][name] for name in figures["of"])
-            for key in MEASURES:
+            for key in robustness.MEASURES:
                 difference = first[key].value - second[key].value
                 assert figures[key].value == pytest.approx(difference)
 
@@ -176,11 +154,11 @@ def test_a_slices_js_is_the_mean_over_its_pairs(result, models, pairs):
     name, model, tokenizer = models[1]
 
     def distribution(text):
-        ids = torch.tensor(encode(model, tokenizer, [text]))
-        return log_probabilities(last_logits(model, ids))
+        ids = torch.tensor(robustness.encode(model, tokenizer, [text]))
+        return robustness.log_probabilities(robustness.last_logits(model, ids))
 
     js = [
-        jensen_shannon(distribution(pair.original), distribution(pair.perturbed)).item()
+        robustness.jensen_shannon(distribution(pair.original), distribution(pair.perturbed)).item()
         for pair in pairs
         if pair.slice == "typo"
     ]
@@ -198,22 +176,22 @@ def test_entropies_are_matched_to_the_lowest(result):
 
 def test_a_pair_that_one_model_cannot_read_is_left_out_for_all(models, pairs):
     with pytest.raises(InputError, match="nothing to compare"):
-        measure_robustness([], pairs[:2])
-    long = Pair("x", "typo", "river " * 70, "rivers " * 70)
-    result = measure_robustness(models, [*pairs, long])
+        robustness.measure_robustness([], pairs[:2])
+    long = robustness.Pair("x", "typo", "river " * 70, "rivers " * 70)
+    result = robustness.measure_robustness(models, [*pairs, long])
     assert result["left_out"] == 1
     assert result["slices"][1]["pairs"] == 6
     # The Llama alone reads it.
-    assert measure_robustness(models[1:2], [long])["slices"][0]["pairs"] == 1
+    assert robustness.measure_robustness(models[1:2], [long])["slices"][0]["pairs"] == 1
 
 
 def test_mediation_by_hand():
     results = [
-        Divergences("typo", 0.4, 0.3, 0.5),
-        Divergences("typo", 0.2, 0.3, math.nan),
-        Divergences("typo", 0.00009, 0.5, 0.5),
+        robustness.Divergences("typo", 0.4, 0.3, 0.5),
+        robustness.Divergences("typo", 0.2, 0.3, math.nan),
+        robustness.Divergences("typo", 0.00009, 0.5, 0.5),
     ]
-    row = slice_mediation("typo", results, ["typo", "synonym", "typo"])
+    row = robustness.slice_mediation("typo", results, ["typo", "synonym", "typo"])
     assert [row[name] for name in ("pairs", "unaligned", "below_floor")] == [2, 2, 1]
     clamped, control = row["clamped"], row["control"]
     # PMR is 0.25 and −0.5.
@@ -222,7 +200,7 @@ def test_mediation_by_hand():
     assert control["pairs"] == 1
     assert control["mean"].value == pytest.approx(-0.25)
     assert row["gain"].value == pytest.approx(0.2)
-    empty = slice_mediation("typo", results[2:], [])
+    empty = robustness.slice_mediation("typo", results[2:], [])
     assert (empty["pairs"], empty["below_floor"]) == (0, 1)
     assert empty["clamped"] is empty["gain"] is None
 
@@ -246,34 +224,36 @@ def test_mediation_by_hand():
     ],
 )
 def test_alignment_by_hand(original, changed, alignment):
-    assert align(original, changed) == alignment
+    assert robustness.align(original, changed) == alignment
 
 
 def test_a_control_is_as_long_as_the_original_or_the_next_longer():
     texts, generator = [[1] * 3, [2] * 5, [3] * 5, [4] * 7], np.random.default_rng(0)
-    assert {tuple(random_text(texts, 4, generator)) for _ in range(20)} == {(2,) * 5, (3,) * 5}
-    assert random_text(texts, 3, generator) == [1] * 3
-    assert random_text(texts, 8, generator) is None
+    drawn = [robustness.random_text(texts, 4, generator) for _ in range(20)]
+    assert set(map(tuple, drawn)) == {(2,) * 5, (3,) * 5}
+    assert robustness.random_text(texts, 3, generator) == [1] * 3
+    assert robustness.random_text(texts, 8, generator) is None
 
 
 @pytest.mark.parametrize(("kind", "routing"), [("protot", "channels"), ("gpt2", "attention")])
 def test_every_kind_of_routing_is_clamped(models, pairs, kind, routing):
     model = models[KINDS.index(kind)]
-    result = measure_clamping(model, pairs)
+    result = robustness.measure_clamping(model, pairs)
     assert result["routing"] == routing
-    bases = measure_robustness([model], pairs)["slices"]
-    for part, robustness in zip(result["slices"], bases, strict=True):
+    bases = robustness.measure_robustness([model], pairs)["slices"]
+    for part, plain in zip(result["slices"], bases, strict=True):
         js, base = part["clamped"]["js"].value, part["clamped"]["base"].value
         assert js != base != part["control"]["js"].value
         if not (left_out := part["unaligned"] + part["below_floor"]):
-            assert base == pytest.approx(robustness["models"][kind]["js"].value)
-        assert part["pairs"] + left_out == robustness["pairs"]
+            assert base == pytest.approx(plain["models"][kind]["js"].value)
+        assert part["pairs"] + left_out == plain["pairs"]
         assert part["clamped"]["pooled"].value == pytest.approx(1 - js / base)
     # "ZQ" has nothing in common with its original.
     assert [part["unaligned"] for part in result["slices"]] == [0, 0, 0, 1]
     # A text's own routing changes nothing.
     _, decoder, tokenizer = model
-    (text,) = encode(decoder, tokenizer, ["The river carries letters in a box."])
-    before = last_logits(decoder, torch.tensor([text]))
-    with routing_of(decoder)[1](text, list(range(len(text)))):
-        assert torch.allclose(last_logits(decoder, torch.tensor([text])), before, atol=1e-5)
+    (text,) = robustness.encode(decoder, tokenizer, ["The river carries letters in a box."])
+    ids = torch.tensor([text])
+    before = robustness.last_logits(decoder, ids)
+    with robustness.routing_of(decoder)[1](text, list(range(len(text)))):
+        assert torch.allclose(robustness.last_logits(decoder, ids), before, atol=1e-5)

@@ -7,38 +7,29 @@ from lm_eval.evaluator import evaluate
 from prismlm.errors import FormatError, InputError
 from prismlm.eval import suite
 from prismlm.eval.predictors import open_predictors
-from prismlm.eval.suite import (
-    SuiteOptions,
-    load_tasks,
-    mean_figures,
-    run_suite,
-    select_benchmarks,
-    select_questions,
-    task_figures,
-)
 from prismlm.interventions.suppression import Way
 from tests.helpers.benchmark_rows import write_benchmarks
 
 TASKS = ("arc_easy", "piqa", "winogrande")
-(PIQA,) = select_benchmarks("seed", ["piqa"])
+(PIQA,) = suite.select_benchmarks("seed", ["piqa"])
 
 
 def test_an_unreachable_hub_and_a_copy_that_is_not_whole_are_named(tmp_path):
     with pytest.raises(InputError, match=r"documents of piqa cannot be downloaded .*--data"):
-        load_tasks(PIQA, SuiteOptions())
+        suite.load_tasks(PIQA, suite.SuiteOptions())
     copy = write_benchmarks(tmp_path, "piqa") / "baber" / "piqa"
     # As git without LFS leaves it.
     (copy / "validation.parquet").write_text("version https://git-lfs.github.com/spec/v1\n")
     with pytest.raises(FormatError, match=r"baber/piqa does not hold the questions of piqa \("):
-        select_questions(PIQA, SuiteOptions(data=tmp_path))
+        suite.select_questions(PIQA, suite.SuiteOptions(data=tmp_path))
 
 
 def test_a_question_without_a_right_answer_is_named(tmp_path):
     rows = [{"goal": "g", "sol1": "a", "sol2": "b", "label": n} for n in (0, 1, -1)]
-    options = SuiteOptions(data=write_benchmarks(tmp_path, "piqa", rows=rows))
+    options = suite.SuiteOptions(data=write_benchmarks(tmp_path, "piqa", rows=rows))
     where = f"row 2 of the validation set of piqa in {tmp_path}/baber/piqa"
     with pytest.raises(FormatError, match=f"{where} has the label -1: expected"):
-        select_questions(PIQA, options)
+        suite.select_questions(PIQA, options)
 
 
 # -- a suite on one model
@@ -51,14 +42,14 @@ def lm(tiny_model):
 
 @pytest.fixture
 def options(tmp_path):
-    return SuiteOptions(data=write_benchmarks(tmp_path / "data", *TASKS))
+    return suite.SuiteOptions(data=write_benchmarks(tmp_path / "data", *TASKS))
 
 
 def test_accuracies_equal_those_of_lm_evals_evaluator(lm, options, tmp_path):
-    result = run_suite(lm, "tiny", tmp_path / "out", options, TASKS)
+    result = suite.run_suite(lm, "tiny", tmp_path / "out", options, TASKS)
     assert [task["title"] for task in result["tasks"]] == ["ARC-Easy", "PIQA", "WinoGrande"]
     assert result["predictors"] == ["plain", "prototype_only", "residual_only"]
-    tasks = [load_tasks(item, options)[0] for item in select_benchmarks("seed", TASKS)]
+    tasks = [suite.load_tasks(item, options)[0] for item in suite.select_benchmarks("seed", TASKS)]
     for predictor in result["predictors"]:
         lm.predictor = predictor
         by_name = {task.task_name: task for task in tasks}
@@ -72,15 +63,15 @@ def test_accuracies_equal_those_of_lm_evals_evaluator(lm, options, tmp_path):
 def test_other_options_and_another_model_are_refused(lm, options, tmp_path, tiny_model):
     out = tmp_path / "out"
     with pytest.raises(InputError, match=r"aps/super_glue is not a directory: .*boolq needs"):
-        run_suite(lm, "tiny", out, SuiteOptions(data=options.data, seed=3), ["boolq"])
+        suite.run_suite(lm, "tiny", out, suite.SuiteOptions(data=options.data, seed=3), ["boolq"])
     # Without an answer, the settings of that run bind nobody.
-    run_suite(lm, "tiny", out, options, ["piqa"])
+    suite.run_suite(lm, "tiny", out, options, ["piqa"])
     with pytest.raises(InputError, match=r"other settings \(limit: None → 1\).*--out"):
-        run_suite(lm, "tiny", out, SuiteOptions(data=options.data, limit=1), ["piqa"])
+        suite.run_suite(lm, "tiny", out, suite.SuiteOptions(data=options.data, limit=1), ["piqa"])
     other = open_predictors(tiny_model)
     other.model.get_input_embeddings().weight.data += 1
     with pytest.raises(InputError, match=r"other settings \(model: "):
-        run_suite(other, "tiny", out, options, ["piqa"])
+        suite.run_suite(other, "tiny", out, options, ["piqa"])
 
 
 def test_a_limit_samples_questions_by_the_seed(options):
@@ -88,8 +79,8 @@ def test_a_limit_samples_questions_by_the_seed(options):
     write_benchmarks(options.data, "piqa", rows=rows)
 
     def sample(seed):
-        options_of_seed = SuiteOptions(data=options.data, limit=9, seed=seed)
-        questions, count = select_questions(PIQA, options_of_seed)
+        options_of_seed = suite.SuiteOptions(data=options.data, limit=9, seed=seed)
+        questions, count = suite.select_questions(PIQA, options_of_seed)
         assert count == 50
         for question in questions:
             assert question.pairs[0] == (f"Question: number {question.number}\nAnswer:", " a")
@@ -111,7 +102,7 @@ def answers(plain, prototype_only, choices=(2, 4, 4, 4)):
 
 
 def test_figures_by_hand():
-    figures = task_figures(answers([1, 1, 0, 1], [1, 0, 0, 1]))
+    figures = suite.task_figures(answers([1, 1, 0, 1], [1, 0, 0, 1]))
     assert [figures[name] for name in ("questions", "of")] == [4, 9]
     assert figures["chance"] == pytest.approx((1 / 2 + 3 / 4) / 4)
     plain, prototypes = (figures["predictors"][n]["acc"] for n in ("plain", "prototype_only"))
@@ -122,13 +113,14 @@ def test_figures_by_hand():
     assert prototypes["change"] == pytest.approx(-100 / 3)
     assert prototypes["change_stderr"] == pytest.approx(100 * 0.25 / 0.75)
     # Without a right answer there is no change, with a single question no error.
-    assert math.isnan(mean_figures([answers([0] * 4, [1, 0, 0, 0])])["prototype_only"]["change"])
-    single = mean_figures([answers([1], [0], choices=[4])])["prototype_only"]
+    none_right = suite.mean_figures([answers([0] * 4, [1, 0, 0, 0])])["prototype_only"]
+    assert math.isnan(none_right["change"])
+    single = suite.mean_figures([answers([1], [0], choices=[4])])["prototype_only"]
     assert single["change"] == -100
     assert math.isnan(single["change_stderr"])
     # A mean over tasks.
     tasks = [answers([1, 1, 0, 1], [1, 0, 0, 1]), answers([1, 0, 0, 0], [1, 1, 0, 0])]
-    means, error = mean_figures(tasks), pytest.approx(math.sqrt(2 * 0.25**2) / 2)
+    means, error = suite.mean_figures(tasks), pytest.approx(math.sqrt(2 * 0.25**2) / 2)
     assert means["plain"] == {"value": 0.5, "stderr": error}
     assert (means["prototype_only"]["value"], means["prototype_only"]["change"]) == (0.5, 0)
     assert means["prototype_only"]["change_stderr"] / 200 == error

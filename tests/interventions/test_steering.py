@@ -12,18 +12,8 @@ from prismlm.corpus import Corpus
 from prismlm.corpus.pieces import token_alone
 from prismlm.errors import InputError
 from prismlm.explain.quality import measure_quality
+from prismlm.interventions import steering
 from prismlm.interventions.plan import plan_for
-from prismlm.interventions.steering import (
-    MAX_REPETITION,
-    MAX_STRENGTH,
-    NEAREST,
-    STRENGTH_STEPS,
-    cautions,
-    control_state,
-    repetition,
-    steer,
-    strongest,
-)
 from prismlm.interventions.steering_effects import (
     held_out_text,
     measure_effects,
@@ -66,7 +56,7 @@ def log_probabilities(lm, ids, *edits):
 @pytest.mark.parametrize("kind", [Scale, Clamp])
 def test_probabilities_equal_those_of_the_edited_model(lm, leading, kind):
     edit = kind(leading, {Scale: 4.0, Clamp: 0.5}[kind])
-    result = steer(lm, TEXT, [edit], generate=8, draws=0)
+    result = steering.steer(lm, TEXT, [edit], generate=8, draws=0)
     with lm.edit(edit):
         assert result.text == lm.generate(TEXT, tokens=8)
     assert result.unedited == lm.generate(TEXT, tokens=8)
@@ -83,22 +73,22 @@ def test_probabilities_equal_those_of_the_edited_model(lm, leading, kind):
 
 
 def test_without_generation_the_prompt_is_read(lm, leading):
-    result = steer(lm, TEXT, [Scale(leading, 2.0)], generate=0, draws=2)
+    result = steering.steer(lm, TEXT, [Scale(leading, 2.0)], generate=0, draws=2)
     assert [token.token_id for token in result.tokens] == lm.tokenizer(TEXT)["input_ids"][1:]
     assert result.text == result.unedited == TEXT
     assert all(token.control is not None for token in result.tokens)
     assert all((token.changed == 0) <= (token.control == token.before) for token in result.tokens)
     with pytest.raises(InputError, match="one token"):
-        steer(lm, "a", [Ablate(3)], generate=0)
+        steering.steer(lm, "a", [Ablate(3)], generate=0)
     with pytest.raises(InputError, match="no edit"):
-        steer(lm, TEXT, [])
+        steering.steer(lm, TEXT, [])
 
 
 def test_a_removed_category_no_longer_leads(labelled):
     edit = Group(-1.0, category="Even")
     members = [i for i, name in enumerate(labelled.lens.categories) if name == "Even"]
     assert plan_for(labelled, [edit]).prototypes.tolist() == members
-    tokens = steer(labelled, TEXT, [edit], generate=6, draws=2).tokens
+    tokens = steering.steer(labelled, TEXT, [edit], generate=6, draws=2).tokens
     before = {token.leading_before.category for token in tokens}
     assert {"Even"} <= before <= {"Fives", "Even", None}
     assert all(token.leading_after.category != "Even" for token in tokens)
@@ -129,7 +119,7 @@ def control_by_hand(edited, z, changes, n, order, rows):
     expected, used = z[n].clone(), set()
     for i in [i for i in active if i != 30 and delta.get(i, 0) != 0]:
         allowed = [j for j in free if j not in used] or free
-        near = sorted(allowed, key=lambda j, i=i: abs(active[j] - active[i]))[:NEAREST]
+        near = sorted(allowed, key=lambda j, i=i: abs(active[j] - active[i]))[: steering.NEAREST]
         receiver = min(near, key=order.index)
         used.add(receiver)
         expected += delta[i] * rows[receiver]
@@ -152,7 +142,7 @@ def control_by_hand(edited, z, changes, n, order, rows):
 def test_the_control_gives_every_change_to_a_prototype_of_similar_activation(edits):
     head = make_head(per_token=12)
     edited, z, changes, order = edited_states(head, *edits)
-    state = control_state(edited, z, changes, order)
+    state = steering.control_state(edited, z, changes, order)
     raised = any(isinstance(edit, Group) and edit.strength > 0 for edit in edits)
     rows = edited.card_directions(range(head.num_prototypes)) if raised else head.prototypes
     for n in range(len(z)):
@@ -160,14 +150,14 @@ def test_the_control_gives_every_change_to_a_prototype_of_similar_activation(edi
         torch.testing.assert_close(state[n], expected, atol=1e-5, rtol=1e-5)
         if not changed:
             assert torch.equal(state[n], z[n])
-    assert not torch.equal(state, control_state(edited, z, changes, order.flip(0)))
+    assert not torch.equal(state, steering.control_state(edited, z, changes, order.flip(0)))
 
 
 def test_the_control_of_a_clamp_that_is_scaled_moves_both_changes():
     """Also where the prototype was not active before, to two inactive ones."""
     head = make_head()
     edited, z, changes, order = edited_states(head, Clamp(30, 0.4), Scale(30, 3.0))
-    state, routing = control_state(edited, z, changes, order), changes.routing
+    state, routing = steering.control_state(edited, z, changes, order), changes.routing
     scaled, clamped = (step.change[:, 0] for step in changes.steps)
     inactive = (changes.before[:, 0] == 0).nonzero()[:, 0].tolist()
     # The head selects it at some of these positions, but it is not active there.
@@ -261,42 +251,43 @@ def test_the_cost_is_the_perplexity_of_the_edited_model(lm, tiny_corpus, leading
 
 
 def test_the_strongest_edit_is_the_last_step_before_the_text_repeats(lm):
-    shares = [repetition(tokens) for tokens in ([1, 2], [1] * 5, [1, 2, 3, 1, 2, 3])]
+    shares = [steering.repetition(tokens) for tokens in ([1, 2], [1] * 5, [1, 2, 3, 1, 2, 3])]
     assert shares == pytest.approx([0, 2 / 3, 1 / 4])
     ids, fractions = lm.encode(TEXT), set()
 
     def written_repetition(*edits):
         with lm.edit(*edits):
-            return repetition(lm.write(ids, 20, 0.0, 0)[0, ids.shape[1] :].tolist())
+            return steering.repetition(lm.write(ids, 20, 0.0, 0)[0, ids.shape[1] :].tolist())
 
-    step = MAX_STRENGTH / STRENGTH_STEPS
+    step = steering.MAX_STRENGTH / steering.STRENGTH_STEPS
     for prototype in range(0, 60, 20):
-        edit = strongest(lm, TEXT, Clamp(prototype, 1.0), generate=20)
-        result = steer(lm, TEXT, [edit], generate=20, draws=0)
+        edit = steering.strongest(lm, TEXT, Clamp(prototype, 1.0), generate=20)
+        result = steering.steer(lm, TEXT, [edit], generate=20, draws=0)
         increase = written_repetition(edit) - written_repetition()
         assert result.repeated == pytest.approx(increase)
-        assert result.repeats == (increase > MAX_REPETITION)
-        assert edit.fraction <= MAX_STRENGTH
+        assert result.repeats == (increase > steering.MAX_REPETITION)
+        assert edit.fraction <= steering.MAX_STRENGTH
         assert edit.fraction <= step or not result.repeats
-        if edit.fraction + step < MAX_STRENGTH:
-            above = steer(lm, TEXT, [Clamp(prototype, edit.fraction + step)], generate=20, draws=0)
+        if edit.fraction + step < steering.MAX_STRENGTH:
+            stronger = Clamp(prototype, edit.fraction + step)
+            above = steering.steer(lm, TEXT, [stronger], generate=20, draws=0)
             assert above.repeats
-            assert any("begins to repeat" in line for line in cautions(above))
+            assert any("begins to repeat" in line for line in steering.cautions(above))
         fractions.add(edit.fraction)
     assert len(fractions) > 1
 
 
 def test_the_evidence_of_a_set(labelled):
     def read(edit):
-        return steer(labelled, TEXT, [edit], generate=0, draws=0)
+        return steering.steer(labelled, TEXT, [edit], generate=0, draws=0)
 
     even = read(Group(-1.0, category="Even"))
     assert 0.1 < even.active < 1
-    assert not cautions(even)
+    assert not steering.cautions(even)
     everything = frozenset(range(labelled.head.num_prototypes))
     assert read(Group(-1.0, prototypes=everything)).active == pytest.approx(1.0)
     used = {use.id for step in labelled.explain(TEXT) for use in step.prototypes}
     unused = read(Group(-1.0, prototypes=everything - used))
     assert unused.active == 0
-    assert "hardly active here" in cautions(unused)[0]
+    assert "hardly active here" in steering.cautions(unused)[0]
     assert read(Clamp(3, 0.2)).active is None

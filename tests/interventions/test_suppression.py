@@ -9,34 +9,14 @@ import torch
 
 import prismlm
 from prismlm.errors import InputError
+from prismlm.interventions import suppression as sup
 from prismlm.interventions.steering_effects import corpus_of
-from prismlm.interventions.suppression import (
-    Examples,
-    ScaleFit,
-    Suppressing,
-    SuppressOptions,
-    Way,
-    activations_of,
-    encoded,
-    held_out,
-    like_random,
-    marked_tokens,
-    phrase_judge,
-    phrase_marks,
-    prompt_of,
-    split_examples,
-    summed_losses,
-    suppress,
-    using,
-    word_judge,
-    words_of,
-)
 from prismlm.lens.opened_model import TooLongError
 from prismlm.models.seam import Text, read_texts
 from prismlm.statistics import Interval
 
 TEXT = "The patient was given a dose of the drug, and the court"
-OPTIONS = SuppressOptions(phrases=("the",), samples=40, tokens=8, heldout=800, temperature=1.0)
+OPTIONS = sup.SuppressOptions(phrases=("the",), samples=40, tokens=8, heldout=800, temperature=1.0)
 
 
 @pytest.fixture(scope="module")
@@ -51,23 +31,24 @@ def texts(corpus):
 
 @pytest.fixture(scope="module")
 def keep(lm, corpus):
-    return held_out(lm, corpus, 1600, 0)
+    return sup.held_out(lm, corpus, 1600, 0)
 
 
 @pytest.fixture(scope="module")
 def examples(corpus):
     """As many as it takes for prototypes to mark the most frequent word of a tiny model."""
-    return split_examples([corpus.text(n)[:600] for n in corpus.split("train")[:60].tolist()], 0)
+    numbers = corpus.split("train")[:60].tolist()
+    return sup.split_examples([corpus.text(number)[:600] for number in numbers], 0)
 
 
 def test_examples_are_divided(texts):
-    split = split_examples(texts, 3)
+    split = sup.split_examples(texts, 3)
     assert [len(part) for part in split] == [8, 4, 4]
     assert sorted(split.find + split.choose + split.report) == sorted(texts)
 
 
 def test_a_phrase_is_found_in_any_case_and_spacing():
-    judge = phrase_judge(("copper lantern",))
+    judge = sup.phrase_judge(("copper lantern",))
     assert judge.shows("It is COPPER\n lantern.")
     assert not judge.shows("copper, lantern")
     assert "“copper lantern”" in judge.description
@@ -79,34 +60,34 @@ def test_a_topic_is_told_by_log_odds():
     Texts that choose the threshold have the means l / 2 and −l / 2, and “the” counts as nothing.
     """
     topic, other = ["tumour the"] * 10, ["bread the"] * 10
-    judge = word_judge([*topic] * 4, [*other] * 8, ["the tumour", "a tumour"])
+    judge = sup.word_judge([*topic] * 4, [*other] * 8, ["the tumour", "a tumour"])
     assert "is above 0.00 (right for 100%" in judge.description
     assert judge.shows("Tumour and bread tumour")
     assert not judge.shows("the bread")
-    nearer = word_judge([*topic] * 4, [*other] * 8, ["tumour the the the"])
+    nearer = sup.word_judge([*topic] * 4, [*other] * 8, ["tumour the the the"])
     assert f"is above {np.log(41) * (1 / 4 - 1 / 2) / 2:.2f} (" in nearer.description
-    assert words_of("Don't, 12 Ärzte") == ["don", "t", "ärzte"]
+    assert sup.words_of("Don't, 12 Ärzte") == ["don", "t", "ärzte"]
 
 
 def test_marked_tokens_by_hand():
     """Token 1 only in the examples, 2 everywhere, 3 too seldom, 4 only in what is kept."""
     examples = torch.tensor([1] * 300 + [2] * 600 + [3] * 2)
     keep = torch.tensor([2] * 900 + [4] * 300)
-    assert marked_tokens(examples, keep, 6) == [1]
-    assert marked_tokens(keep, keep, 6) == []
+    assert sup.marked_tokens(examples, keep, 6) == [1]
+    assert sup.marked_tokens(keep, keep, 6) == []
 
 
 def test_the_tokens_of_a_phrase(lm):
-    text = encoded(lm, "He saw the end. THE  END")
-    marks = phrase_marks(lm, text, ("the end",))
+    text = sup.encoded(lm, "He saw the end. THE  END")
+    marks = sup.phrase_marks(lm, text, ("the end",))
     spelled = [i for i, mark in zip(text.ids[text.start :], marks, strict=True) if mark]
     assert "".join(lm.words(spelled).casefold().split()) == "theendtheend"
-    assert not phrase_marks(lm, text, ("the ends",)).any()
+    assert not sup.phrase_marks(lm, text, ("the ends",)).any()
 
 
 def test_read_states_are_those_of_each_text_alone(lm, texts):
     """Also of one that differs in its last token alone, of which a part is predicted."""
-    several = [encoded(lm, text) for text in texts[:3]]
+    several = [sup.encoded(lm, text) for text in texts[:3]]
     several.append(Text([*several[0].ids[:-1], 5], 3))
     both = read_texts(lm.model, several)
     for number, (ids, start) in enumerate(several):
@@ -118,29 +99,29 @@ def test_read_states_are_those_of_each_text_alone(lm, texts):
 
 def test_losses_under_a_way(lm):
     """A bias lowers logits of its tokens, scales act as a controller does."""
-    text = read_texts(lm.model, [encoded(lm, TEXT)])
+    text = read_texts(lm.model, [sup.encoded(lm, TEXT)])
     logits = text.z @ lm.model.get_output_embeddings().weight.T
     tokens = text.targets.unique()[:2].tolist()
     logits[:, tokens] -= 3.0
     expected = torch.nn.functional.cross_entropy(logits, text.targets, reduction="sum")
-    actual = summed_losses(lm, text, Way(tokens=tuple(tokens), bias=3.0), 1)
+    actual = sup.summed_losses(lm, text, sup.Way(tokens=tuple(tokens), bias=3.0), 1)
     np.testing.assert_allclose(actual, [expected.item()], rtol=1e-5)
     scales = tuple((i, 0.0) for i in range(lm.head.num_prototypes))
     with lm.edit(prismlm.Controller(scales)):
-        edited = summed_losses(lm, text, Way(), 1)
-    assert edited != summed_losses(lm, text, Way(), 1)
-    np.testing.assert_allclose(summed_losses(lm, text, Way(scales), 1), edited)
+        edited = sup.summed_losses(lm, text, sup.Way(), 1)
+    assert edited != sup.summed_losses(lm, text, sup.Way(), 1)
+    np.testing.assert_allclose(sup.summed_losses(lm, text, sup.Way(scales), 1), edited)
 
 
 def test_samples_of_a_batch_are_those_of_each_prompt(lm, texts, keep):
-    work = Suppressing(lm, Examples(texts, texts[:3], texts), keep, OPTIONS)
+    work = sup.Suppressing(lm, sup.Examples(texts, texts[:3], texts), keep, OPTIONS)
     work.options = replace(OPTIONS, temperature=0.0, samples=12)
-    _, written = work.behaviour(Way())
+    _, written = work.behaviour(sup.Way())
     assert written[:3] == written[3:]
     for text, own in zip(texts[:3], written, strict=False):
-        prompt = torch.tensor([prompt_of(lm, text)])
+        prompt = torch.tensor([sup.prompt_of(lm, text)])
         assert own == lm.words(lm.write(prompt, 8, 0.0, 0)[0, prompt.shape[1] :])
-    with using(lm, Way(tokens=tuple(range(1, lm.model.config.vocab_size)), bias=1e4)):
+    with sup.using(lm, sup.Way(tokens=tuple(range(1, lm.model.config.vocab_size)), bias=1e4)):
         assert lm.model(torch.tensor([[5, 6]])).logits.argmax(-1).eq(0).all()
 
 
@@ -164,24 +145,25 @@ def test_words_of_a_chat_are_where_its_template_takes_them(
     monkeypatch.setattr(lm.tokenizer, "chat_template", template)
     chat = [{"role": "system", "content": content} for content in system]
     chat += [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So."}]
-    assert lm.words(prompt_of(lm, chat, "Hush.")).strip() == expected
+    assert lm.words(sup.prompt_of(lm, chat, "Hush.")).strip() == expected
 
 
 def test_prompts_and_texts_fit_the_context(lm, keep, monkeypatch):
     monkeypatch.setattr(lm.model.config, "max_position_embeddings", 60)
-    assert len(encoded(lm, TEXT * 3).ids) == 30
-    work = Suppressing(lm, Examples([TEXT] * 3, [TEXT], []), keep, replace(OPTIONS, tokens=45))
+    assert len(sup.encoded(lm, TEXT * 3).ids) == 30
+    parts, options = sup.Examples([TEXT] * 3, [TEXT], []), replace(OPTIONS, tokens=45)
+    work = sup.Suppressing(lm, parts, keep, options)
     with pytest.raises(TooLongError, match=r"asks has 1\d tokens, and 45 .* reads 60: shorten"):
-        work.behaviour(Way())
+        work.behaviour(sup.Way())
 
 
 def test_random_prototypes_are_as_active(lm, keep):
     z = read_texts(lm.model, keep[:4]).z
     scales = ((3, 0.0), (11, 0.5), (40, 0.9))
-    random = like_random(lm, z, scales, 0)
+    random = sup.like_random(lm, z, scales, 0)
     assert sorted(s for _, s in random) == [0.0, 0.5, 0.9]
     assert not {i for i, _ in random} & {3, 11, 40}
-    usage = activations_of(lm, z, torch.arange(lm.head.num_prototypes)).mean(0)
+    usage = sup.activations_of(lm, z, torch.arange(lm.head.num_prototypes)).mean(0)
     for (i, _), (j, _) in zip(
         sorted(scales, key=lambda p: p[1]), sorted(random, key=lambda p: p[1]), strict=True
     ):
@@ -192,13 +174,13 @@ def test_random_prototypes_are_as_active(lm, keep):
 def test_margins_are_those_of_a_controller_and_the_memory_of_a_fit_is_bounded(
     lm, keep, texts, monkeypatch
 ):
-    states, kept = (read_texts(lm.model, t) for t in ([encoded(lm, texts[0])], keep[:2]))
+    states, kept = (read_texts(lm.model, t) for t in ([sup.encoded(lm, texts[0])], keep[:2]))
     token, rows = int(states.targets[0]), torch.arange(3)
     candidates = torch.arange(lm.head.num_prototypes)
     work = SimpleNamespace(lm=lm, states=states, rows=rows, kept=[kept], tokens=[token])
-    fit = ScaleFit(work, candidates)
+    fit = sup.ScaleFit(work, candidates)
     scales = torch.linspace(0, 1, len(candidates))
-    with using(lm, Way(tuple(enumerate(scales.tolist())))):
+    with sup.using(lm, sup.Way(tuple(enumerate(scales.tolist())))):
         logits = lm.model.get_output_embeddings()(states.z[:3])
     # The fit sees a part of the vocabulary, so a difference of two logits is compared.
     seen = fit.logits(fit._examples, rows, scales)
@@ -210,7 +192,7 @@ def test_margins_are_those_of_a_controller_and_the_memory_of_a_fit_is_bounded(
         atol=1e-4,
     )
     monkeypatch.setattr("prismlm.interventions.suppression.MOST", 20)
-    fit = ScaleFit(work, candidates)
+    fit = sup.ScaleFit(work, candidates)
     sides = fit._before_marked, fit._examples, fit._keep
     assert [[len(rows) for rows in side] for side in sides] == [[3, 3], [20, 20], [20, 20]]
 
@@ -225,7 +207,7 @@ def few_steps(monkeypatch):
 @pytest.mark.usefixtures("few_steps")
 def test_a_phrase_is_suppressed_and_reported(lm, examples, keep):
     options = replace(OPTIONS, target=0.4, max_cost=100.0)
-    controller, report = suppress(lm, examples, keep, options)
+    controller, report = sup.suppress(lm, examples, keep, options)
     limit, chosen = 0.6 * report["before"], report["chosen"]
     assert len(report["frontier"]) > 1
     assert chosen is report["frontier"][-1]
@@ -243,7 +225,7 @@ def test_a_phrase_is_suppressed_and_reported(lm, examples, keep):
     assert before["cost"].value == 0
     assert before["perplexity"] < suppressed["perplexity"]
     assert len(report["ways"]["random prototypes"].scales) == len(chosen["scales"])
-    shown = list(map(phrase_judge(OPTIONS.phrases).shows, suppressed["texts"]))
+    shown = list(map(sup.phrase_judge(OPTIONS.phrases).shows, suppressed["texts"]))
     assert suppressed["behaviour"].value == np.mean(shown)
     growth = 1 + random["cost"].value
     assert random["perplexity"] == pytest.approx(before["perplexity"] * growth)
@@ -253,11 +235,11 @@ def test_a_phrase_is_suppressed_and_reported(lm, examples, keep):
 def test_out_of_reach_nothing_is_chosen(lm, examples, keep, monkeypatch):
     monkeypatch.setattr("prismlm.interventions.suppression.WEIGHTS", (100.0, 1.0))
     options = replace(OPTIONS, target=1.0, max_cost=0.0, samples=16)
-    controller, report = suppress(lm, examples, keep, options)
+    controller, report = sup.suppress(lm, examples, keep, options)
     assert (controller, report["chosen"], report["outcomes"]) == (None, None, [])
     assert [point["weight"] for point in report["frontier"]] == [100.0, 1.0, None]
     options = replace(options, max_cost=sorted(point["cost"] for point in report["frontier"])[1])
-    _, within = suppress(lm, examples, keep, options, within_cost=True)
+    _, within = sup.suppress(lm, examples, keep, options, within_cost=True)
     assert within["chosen"]["cost"] <= options.max_cost
     assert not within["reached"]
 
@@ -274,4 +256,4 @@ def test_what_cannot_be_suppressed(lm, examples, keep, monkeypatch, change, valu
     monkeypatch.setattr(f"prismlm.interventions.suppression.{change}", value)
     options = replace(OPTIONS, phrases=()) if change == "SEEN" else OPTIONS
     with pytest.raises(InputError, match=message):
-        suppress(lm, examples, keep, options)
+        sup.suppress(lm, examples, keep, options)

@@ -13,23 +13,8 @@ from transformers import PreTrainedTokenizerFast
 from prismlm.corpus.windows import Sequences
 from prismlm.errors import InputError
 from prismlm.interventions.channels import MaskRead, MaskWrite, Reinitialise, intervene
-from prismlm.probes.channels import find_channels
+from prismlm.probes.channels import effects, find_channels
 from prismlm.probes.channels.activations import Activations
-from prismlm.probes.channels.effects import (
-    Case,
-    Probe,
-    continues_word,
-    draw_controls,
-    effect_of,
-    effects_on,
-    load_cases,
-    probe_of,
-    rank_sum_p,
-    target_probabilities,
-    whole_words,
-    word_ends,
-    word_forms,
-)
 from tests.helpers.metaspace import metaspace
 from tests.helpers.mixer_models import PLACE as PLANTED
 from tests.helpers.mixer_models import make_model, planted_model, tokens, words_by_tokens
@@ -38,11 +23,11 @@ from tests.probes.conftest import read_alone
 
 def test_the_bundled_sets_and_a_file_of_ones_own(tmp_path):
     for name in ("covid", "men", "mental_health", "new_zealand", "women"):
-        assert len({case.context for case in load_cases(name)}) >= 12
+        assert len({case.context for case in effects.load_cases(name)}) >= 12
     path = tmp_path / "own.jsonl"
     row = {"concept": "river", "context": "The river carries", "target": "stones"}
     path.write_text(json.dumps(row) + "\n\n" + json.dumps(row | {"context": "Old"}) + "\n")
-    assert load_cases(path) == (Case(**row), Case("river", "Old", "stones"))
+    assert effects.load_cases(path) == (effects.Case(**row), effects.Case("river", "Old", "stones"))
 
 
 @pytest.mark.parametrize(
@@ -52,23 +37,23 @@ def test_a_line_that_is_no_case_is_named(tmp_path, line):
     path = tmp_path / "own.jsonl"
     path.write_text('{"concept": "a", "context": "b", "target": "c"}\n' + f"{line}\n")
     with pytest.raises(InputError, match=r"row 2 of .*own.jsonl.*expected lines of JSON"):
-        load_cases(path)
+        effects.load_cases(path)
     with pytest.raises(InputError, match=r"bundled sets covid, men.*Did you mean 'women'"):
-        load_cases("woman")
+        effects.load_cases("woman")
     for content, message in ((b"\n", "holds no cases"), (b'{"concept": "caf\xe9"}', "utf-8")):
         path.write_bytes(content)
         with pytest.raises(InputError, match=message):
-            load_cases(path)
+            effects.load_cases(path)
 
 
 def test_targets_in_tokens(tokenizer):
-    case = Case("c", "The river carries ", "zebras")
+    case = effects.Case("c", "The river carries ", "zebras")
     ids = tokenizer(" zebras")["input_ids"]
     pieces = [tokenizer.decode([token]) for token in ids]
     with pytest.raises(InputError, match=f"is {len(pieces)} tokens, ' '?") as error:
-        probe_of(tokenizer, case)
+        effects.probe_of(tokenizer, case)
     assert ", ".join(map(repr, pieces)) in str(error.value)
-    first = probe_of(tokenizer, case, first_token=True)
+    first = effects.probe_of(tokenizer, case, first_token=True)
     context = tokenizer("The river carries", add_special_tokens=False)["input_ids"]
     assert (*first.ids, first.target_id) == (*context, ids[0])
     assert first.target == f"{pieces[0].strip() or '␣'}… of zebras"
@@ -82,7 +67,7 @@ def probes():
     result = []
     for i, length in enumerate(LENGTHS):
         ids = tokens(length + 1, seed=i).tolist()
-        result.append(Probe("c", f"context {i}", f"w{i}", tuple(ids[:-1]), ids[-1]))
+        result.append(effects.Probe("c", f"context {i}", f"w{i}", tuple(ids[:-1]), ids[-1]))
     return result
 
 
@@ -99,9 +84,9 @@ def sharp_model():
 @pytest.fixture(scope="module")
 def report(sharp_model):
     # Two of the cases are left out.
-    least = target_probabilities(sharp_model, probes()).sort().values[2].item()
+    least = effects.target_probabilities(sharp_model, probes()).sort().values[2].item()
     settings = {"controls": 3, "minimum_probability": least, "seed": 7}
-    return effects_on(sharp_model, probes(), [PLACE], **settings)
+    return effects.effects_on(sharp_model, probes(), [PLACE], **settings)
 
 
 def alone(model, probe):
@@ -113,7 +98,7 @@ def test_probabilities_are_those_of_each_context_alone(sharp_model, monkeypatch)
     expected = [alone(sharp_model, probe) for probe in probes()]
     for tokens_per_batch in (1, 24, 4096):
         monkeypatch.setattr("prismlm.models.seam.BATCH_TOKENS", tokens_per_batch)
-        result = target_probabilities(sharp_model, probes())
+        result = effects.target_probabilities(sharp_model, probes())
         assert result.tolist() == pytest.approx(expected, rel=1e-4)
 
 
@@ -121,7 +106,8 @@ def test_every_cell_is_one_forward_pass(sharp_model, report):
     assert report.facts == {"cases": len(LENGTHS) - 2, "left_out_cases": 2}
     table = report["L1 P2"]
     assert len(table.rows) == len(LENGTHS) - 2
-    assert table["controls"] == [f"L1 P{k}" for _, k in draw_controls(sharp_model, PLACE, 3, 7)]
+    controls = effects.draw_controls(sharp_model, PLACE, 3, 7)
+    assert table["controls"] == [f"L1 P{k}" for _, k in controls]
     made = {
         "random": [Reinitialise(*PLACE, seed) for seed in (7, 8, 9)],
         "mask": [MaskWrite(*PLACE)],
@@ -145,18 +131,18 @@ def test_every_cell_is_one_forward_pass(sharp_model, report):
     cells = {row["context"]: row["mask"] for row in report["L1 P2"].rows}
     assert mask["median_relative"] == pytest.approx(statistics.median(cells.values()))
     chosen = [probe for probe in probes() if probe.context in cells]
-    before = target_probabilities(sharp_model, chosen)
+    before = effects.target_probabilities(sharp_model, chosen)
     sizes = []
-    for control in draw_controls(sharp_model, PLACE, 3, 7):
+    for control in controls:
         with intervene(sharp_model, MaskWrite(*control)):
-            changes = 100 * (target_probabilities(sharp_model, chosen) / before - 1)
+            changes = 100 * (effects.target_probabilities(sharp_model, chosen) / before - 1)
         sizes.append(statistics.median(changes.abs().tolist()))
     assert mask["control_sizes"] == pytest.approx(sizes)
 
 
 def test_summaries_by_hand():
     # Two cases, one channel, two controls.
-    row = effect_of(np.array([-50.0, 50.0]), np.array([[-5.0, 0.0], [10.0, -37.5]]))
+    row = effects.effect_of(np.array([-50.0, 50.0]), np.array([[-5.0, 0.0], [10.0, -37.5]]))
     expected = {"cases": 2, "median_relative": 0, "low": None, "high": None, "median_size": 50}
     expected |= {"control_sizes": [2.5, 23.75], "largest_control": 23.75, "rank": 1}
     # The largest of three in both cases: one of the nine ways to rank them.
@@ -164,21 +150,21 @@ def test_summaries_by_hand():
 
 
 def test_controls_are_drawn_by_seed_and_place(sharp_model):
-    drawn = draw_controls(sharp_model, PLACE, 4, 3)
-    assert drawn == draw_controls(sharp_model, PLACE, 4, 3)
-    drawn = [draw_controls(sharp_model, PLACE, 3, seed, [(1, 0)]) for seed in range(20)]
+    drawn = effects.draw_controls(sharp_model, PLACE, 4, 3)
+    assert drawn == effects.draw_controls(sharp_model, PLACE, 4, 3)
+    drawn = [effects.draw_controls(sharp_model, PLACE, 3, seed, [(1, 0)]) for seed in range(20)]
     assert {c for controls in drawn for c in controls} == {(1, k) for k in (1, 3, 4, 5)}
     with pytest.raises(InputError, match=r"6 control channels.*1 to 5"):
-        draw_controls(sharp_model, PLACE, 6, 0)
+        effects.draw_controls(sharp_model, PLACE, 6, 0)
     with pytest.raises(InputError, match=r"none of 8 cases.*the highest is"):
-        effects_on(sharp_model, probes(), [PLACE], minimum_probability=0.9)
+        effects.effects_on(sharp_model, probes(), [PLACE], minimum_probability=0.9)
 
 
 @pytest.mark.parametrize(("ranks", "others"), [([2, 1, 2], 2), ([0.5, 3, 1], 3), ([0, 0], 4)])
 def test_the_rank_sum_is_that_of_every_way_to_rank(ranks, others):
     ways = [sum(way) for way in itertools.product(range(others + 1), repeat=len(ranks))]
     expected = sum(way >= sum(ranks) for way in ways) / len(ways)
-    assert rank_sum_p(ranks, others) == pytest.approx(expected)
+    assert effects.rank_sum_p(ranks, others) == pytest.approx(expected)
 
 
 # -- channels of concepts
@@ -214,14 +200,14 @@ def test_words_are_found_where_a_decoder_drops_the_space_before_them(legacy):
     text = "the girl and the girls saw a girl"
     tokenizer = metaspace([text], legacy=legacy)
     ids = tokenizer(text)["input_ids"]
-    forms, continues = word_forms(tokenizer, ["girl"]), continues_word(tokenizer)
-    ends = word_ends(tokenizer, forms, read_of(ids))["girl"].tolist()
+    forms, continues = effects.word_forms(tokenizer, ["girl"]), effects.continues_word(tokenizer)
+    ends = effects.word_ends(tokenizer, forms, read_of(ids))["girl"].tolist()
     tokens = tokenizer.convert_ids_to_tokens(ids)
     assert ends == [
         i for i, token in enumerate(tokens) if token == "▁girl" and tokens[i + 1 : i + 2] != ["s"]
     ]
     assert len(ends) == 2
-    whole = whole_words(tokenizer)
+    whole = effects.whole_words(tokenizer)
     for token, number in tokenizer.get_vocab().items():
         assert whole[number] == (token[:1] == "▁" and token[1:].isalpha() and len(token) > 3)
         assert continues[number] == token[:1].isalnum()
@@ -233,20 +219,20 @@ def test_a_word_ends_where_no_letter_follows():
     backend = Tokenizer(models.BPE(known, [], ignore_merges=True))
     backend.decoder = decoders.Fuse()
     letters = PreTrainedTokenizerFast(tokenizer_object=backend)
-    forms = word_forms(letters, ["girl"])
+    forms = effects.word_forms(letters, ["girl"])
     assert forms == {"girl": ((0,), (2,))}
     # What two words have in common is the first one's.
-    assert word_forms(letters, ["girl", "Girl"]) == forms
-    assert word_forms(letters, ["Girl", "girl"]) == {"Girl": ((2,),), "girl": ((0,),)}
-    continues = continues_word(letters)
+    assert effects.word_forms(letters, ["girl", "Girl"]) == forms
+    assert effects.word_forms(letters, ["Girl", "girl"]) == {"Girl": ((2,),), "girl": ((0,),)}
+    continues = effects.continues_word(letters)
     assert continues.tolist() == [False, True, False, True, False, False]
-    assert whole_words(letters).tolist() == [True, False, True, False, False, False]
+    assert effects.whole_words(letters).tolist() == [True, False, True, False, False, False]
     # After the end of a sequence another begins, whatever token that is.
     read = read_of([0, 1, 0, 4, 2], [0, 5, 2], [1, 0])
-    assert word_ends(letters, forms, read)["girl"].tolist() == [2, 4, 5, 7, 9]
+    assert effects.word_ends(letters, forms, read)["girl"].tolist() == [2, 4, 5, 7, 9]
     # A word of several tokens ends at the last, within one sequence.
     read = read_of([0, 1, 0, 4], [0], [1, 0, 1])
-    assert word_ends(letters, {"girls": ((0, 1),)}, read)["girls"].tolist() == [1, 7]
+    assert effects.word_ends(letters, {"girls": ((0, 1),)}, read)["girls"].tolist() == [1, 7]
 
 
 def test_the_channel_of_a_word_is_found(corpus, planted, sequences, words):

@@ -6,40 +6,28 @@ import torch
 from prismlm.errors import InputError
 from prismlm.explain.attention_maps import Head
 from prismlm.models.decoders.signal_noise import SignalNoiseConfig, SignalNoiseForCausalLM
-from prismlm.probes.heads.roles import (
-    LEVEL,
-    RoleText,
-    best_heads,
-    expected_by_distance,
-    load_role_cases,
-    parse_case,
-    random_model,
-    role_text,
-    score_roles,
-    search_roles,
-    word_sums,
-)
+from prismlm.probes.heads import roles
 
 LENGTH = 18
 DRAWS = 10_000
 
 
 def test_the_bundled_sentences(tokenizer):
-    cases = load_role_cases()
+    cases = roles.load_role_cases()
     # The subject's place must differ, or a head that looks at one place would seem to look for it.
     places = [len(case.text[:start].split()) for case in cases
               for role, start, _ in case.marks if role == "subject"]  # fmt: skip
     assert max(places.count(place) for place in places) <= len(places) // 3
     for case in cases:
-        text = role_text(tokenizer, case)
+        text = roles.role_text(tokenizer, case)
         assert set(text.roles) == {"subject", "object", "structure", "action"}
 
 
 def test_a_case_in_tokens(tokenizer):
-    case = parse_case(
+    case = roles.parse_case(
         "The {subject:frog} went, and {action:found} some old {object:key} by the {target:to}"
     )
-    text = role_text(tokenizer, case)
+    text = roles.role_text(tokenizer, case)
     assert tokenizer.decode(text.ids) == case.text
     words = ["".join(tokenizer.decode([text.ids[t]]) for t in word) for word in text.words]
     assert [word.strip() for word in words] == (
@@ -65,7 +53,7 @@ def test_a_case_in_tokens(tokenizer):
 )
 def test_cases_that_cannot_be_read_or_measured(tokenizer, marked, words):
     with pytest.raises(InputError, match=words):
-        role_text(tokenizer, parse_case(marked))
+        roles.role_text(tokenizer, roles.parse_case(marked))
 
 
 def test_sums_by_hand():
@@ -74,14 +62,14 @@ def test_sums_by_hand():
           [0.1, 0.2, 0.3, 0.4, 0], [0.1, 0.3, 0.2, 0.1, 0.3]]]
     )  # fmt: skip
     # The last token is that of the first word again, so its row does not count for that word.
-    text = RoleText((4, 7, 8, 9, 7), ((1,), (2,), (3,)), {"subject": (0,), "object": (0,)}, 3)
-    again = RoleText((4, 7, 8, 9, 8), ((1, 2), (3,)), {"subject": (0,)}, 3)
+    text = roles.RoleText((4, 7, 8, 9, 7), ((1,), (2,), (3,)), {"subject": (0,), "object": (0,)}, 3)
+    again = roles.RoleText((4, 7, 8, 9, 8), ((1, 2), (3,)), {"subject": (0,)}, 3)
     for case, role, given, alike in (
         (text, "subject", [0.6 + 0.2, 0.3 + 0.2, 0.1], [1 / 3 + 1 / 4, 1 / 4 + 1 / 5, 1 / 5]),
         (text, "object", [0.2, 0.3], [1 / 4, 1 / 4]),
         (again, "subject", [0.5 + 0.3, 0.1], [2 / 4 + 1 / 5, 1 / 5]),
     ):
-        mass, uniform = word_sums(weights, case, role)
+        mass, uniform = roles.word_sums(weights, case, role)
         assert mass[0].tolist() == pytest.approx(given)
         assert uniform.tolist() == pytest.approx(alike)
 
@@ -103,11 +91,11 @@ def test_a_head_that_goes_by_distance_is_expected_as_it_is():
         # What the first token takes is apart, whatever it is.
         heads[-1][:, 1:, 1:] *= 0.4
         heads[-1][:, 1:, 0] = 1 - heads[-1][:, 1:, 1:].sum(-1)
-    for own, usual in zip(heads, expected_by_distance(heads), strict=True):
+    for own, usual in zip(heads, roles.expected_by_distance(heads), strict=True):
         assert torch.allclose(own, usual, atol=1e-6)
     changed = [heads[0].clone(), heads[1]]
     changed[0][0, 8, 3] += 0.2
-    assert (changed[0] - expected_by_distance(changed)[0])[0, 8, 3] > 0.1
+    assert (changed[0] - roles.expected_by_distance(changed)[0])[0, 8, 3] > 0.1
 
 
 def sentences(count=14):
@@ -115,9 +103,9 @@ def sentences(count=14):
     texts = []
     for _ in range(count):
         places = (torch.randperm(LENGTH - 4, generator=generator)[:4]).tolist()
-        roles = {"subject": (places[0],), "object": (places[1],), "action": tuple(places[2:])}
+        marks = {"subject": (places[0],), "object": (places[1],), "action": tuple(places[2:])}
         words = tuple((token,) for token in range(1, LENGTH - 1))
-        texts.append(RoleText(tuple(range(LENGTH)), words, roles, LENGTH - 2))
+        texts.append(roles.RoleText(tuple(range(LENGTH)), words, marks, LENGTH - 2))
     return texts
 
 
@@ -141,8 +129,8 @@ def planted(texts):
 def test_planted_heads_are_found_and_others_are_not():
     texts = sentences()
     heads = [Head(0, n, "signal", n) for n in range(16)]
-    search = score_roles(texts, planted(texts), heads, draws=DRAWS)
-    result = [(row["role"], row["head"]) for row in search.rows if row["q"] <= LEVEL]
+    search = roles.score_roles(texts, planted(texts), heads, draws=DRAWS)
+    result = [(row["role"], row["head"]) for row in search.rows if row["q"] <= roles.LEVEL]
     assert result == [("subject", 0), ("object", 1)]
     assert [facts["found"] for facts in search["roles"].values()] == [1, 1, 0, 0]
     assert search["roles"]["subject"] == {"sentences": 14, "words": 14, "found": 1}
@@ -157,7 +145,7 @@ def test_planted_heads_are_found_and_others_are_not():
     # By distance alone: all draws tie in what goes beyond it.
     assert [lifts[n]["rank"] for n in (3, 4, 5)] == [search["draws"] + 1] * 3
     assert search["roles"]["structure"]["sentences"] == 0
-    shown = [row["role"] for row in best_heads(search).rows]
+    shown = [row["role"] for row in roles.best_heads(search).rows]
     assert shown == ["subject", "object", "action"]
 
 
@@ -167,12 +155,12 @@ def test_a_model_is_searched(tokenizer):
     model = SignalNoiseForCausalLM(SignalNoiseConfig(**size, head_size=4)).eval()
     # Training changes λ, which the configuration does not say.
     model.set_noise_weight(0.07)
-    cases = load_role_cases()[:3]
-    search = search_roles(model, tokenizer, cases)
+    cases = roles.load_role_cases()[:3]
+    search = roles.search_roles(model, tokenizer, cases)
     assert [row["role"] for row in search.rows] == [
         role for role in search["roles"] for _ in range(8)
     ]
-    other = random_model(model, 5)
+    other = roles.random_model(model, 5)
     assert not torch.equal(other.lm_head.weight, model.lm_head.weight)
-    assert torch.equal(other.lm_head.weight, random_model(model, 5).lm_head.weight)
+    assert torch.equal(other.lm_head.weight, roles.random_model(model, 5).lm_head.weight)
     assert other.model.noise_weight == model.model.noise_weight

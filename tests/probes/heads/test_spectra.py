@@ -9,17 +9,8 @@ import torch
 from prismlm.corpus import Corpus
 from prismlm.errors import InputError
 from prismlm.ops.signal_noise_attention import attention_weights
+from prismlm.probes.heads import spectra
 from prismlm.probes.heads.attention import head_uses
-from prismlm.probes.heads.spectra import (
-    _short_losses,
-    coding_rate,
-    cross_terms,
-    layer_rates,
-    loss_against_length,
-    rates_of,
-    read_states,
-    token_losses,
-)
 from tests.helpers.feedback_families import attach_drawn
 from tests.helpers.head_models import make_batch, make_gpt2, make_signal_noise, random_rows
 
@@ -27,26 +18,26 @@ from tests.helpers.head_models import make_batch, make_gpt2, make_signal_noise, 
 def test_hand_computed():
     # One point of norm 5 in two dimensions: ½ log(1 + 2 · 25 / 0.25).
     point = torch.tensor([[3.0, 4.0]])
-    assert coding_rate(point).item() == pytest.approx(math.log(201) / 2)
-    assert coding_rate(point, distortion=5.0).item() == pytest.approx(math.log(3) / 2)
+    assert spectra.coding_rate(point).item() == pytest.approx(math.log(201) / 2)
+    assert spectra.coding_rate(point, distortion=5.0).item() == pytest.approx(math.log(3) / 2)
     # Two orthogonal points: two directions of ½ log(1 + 2/2 · 4 / 1) each.
     points = torch.tensor([[2.0, 0.0], [0.0, 2.0]])
-    assert coding_rate(points, distortion=1.0).item() == pytest.approx(math.log(5))
+    assert spectra.coding_rate(points, distortion=1.0).item() == pytest.approx(math.log(5))
 
 
 ROWS = random_rows(30, 18, 25)
 
 
 def states_of(model):
-    return read_states(model, [make_batch(*ROWS)])
+    return spectra.read_states(model, [make_batch(*ROWS)])
 
 
 def test_positions_are_a_seeded_sample_of_all():
     model = make_signal_noise()
     parts = [make_batch(row) for row in ROWS]
-    every = read_states(model, parts)
+    every = spectra.read_states(model, parts)
     assert len(every[0].inputs) == 73
-    samples = [read_states(model, parts, positions=20, seed=seed) for seed in (0, 0, 1)]
+    samples = [spectra.read_states(model, parts, positions=20, seed=seed) for seed in (0, 0, 1)]
     assert torch.equal(samples[0][0].inputs, samples[1][0].inputs)
     assert not torch.equal(samples[0][0].inputs, samples[2][0].inputs)
     # The same positions of every layer, in reading order, and of each part of the text.
@@ -60,7 +51,7 @@ def test_positions_are_a_seeded_sample_of_all():
 
 def test_rates_are_their_formulas():
     states = states_of(make_signal_noise())
-    for state, row in zip(states, layer_rates(states).rows, strict=True):
+    for state, row in zip(states, spectra.layer_rates(states).rows, strict=True):
         z, steps = state.inputs.double(), state.steps.double()
         u = state.attention.projection.weight.double().unflatten(0, (8, 4)).mT
 
@@ -91,11 +82,11 @@ def test_rates_are_their_formulas():
 
 def test_the_gradient_is_that_of_finite_differences():
     state = states_of(make_signal_noise())[0]
-    (row,) = layer_rates([state]).rows
+    (row,) = spectra.layer_rates([state]).rows
     z, steps, size = state.inputs.double(), state.steps.double(), 1e-5
 
     def difference(points):
-        return rates_of(points, state.dictionary.double(), state.noise_weight)["difference"]
+        return spectra.rates_of(points, state.dictionary.double(), state.noise_weight)["difference"]
 
     slope = (difference(z + size * steps) - difference(z - size * steps)) / (2 * size)
     (exact,) = torch.autograd.grad(difference(z.requires_grad_()), z)
@@ -106,10 +97,10 @@ def test_the_gradient_is_that_of_finite_differences():
 def test_what_cannot_be_read_is_refused():
     model = make_signal_noise()
     with pytest.raises(InputError, match="'gpt2' has no signal and noise dictionaries"):
-        read_states(make_gpt2(), [make_batch(*ROWS)])
+        spectra.read_states(make_gpt2(), [make_batch(*ROWS)])
     model.model.layers[1].attention.projection.weight[0, 0] = math.nan
     with pytest.raises(InputError, match="not finite"):
-        layer_rates(states_of(model)[1:])
+        spectra.layer_rates(states_of(model)[1:])
 
 
 @pytest.mark.parametrize("passes", [0, 2])
@@ -117,10 +108,10 @@ def test_states_and_heads_are_those_of_the_whole_model(passes):
     """Without uncertainty feedback, and with it."""
     (tokens,) = random_rows(30)
     model, batches = make_signal_noise(), [make_batch(tokens)]
-    plain, plain_uses = read_states(model, batches), head_uses(model, batches)
+    plain, plain_uses = spectra.read_states(model, batches), head_uses(model, batches)
     if passes:
         attach_drawn(model, 64, deviation=3.0, passes=passes)
-    state, uses = read_states(model, batches)[1], head_uses(model, batches)
+    state, uses = spectra.read_states(model, batches)[1], head_uses(model, batches)
     layer = model.model.layers[1].attention
     calls = []
     handle = layer.register_forward_hook(lambda _, args, output: calls.append((args[0], output)))
@@ -146,7 +137,7 @@ def test_states_and_heads_are_those_of_the_whole_model(passes):
 
 def test_cross_terms_are_means_of_double_sums():
     states = states_of(make_signal_noise())
-    table, tau = cross_terms(states, length=50), torch.arange(50).double()[:, None]
+    table, tau = spectra.cross_terms(states, length=50), torch.arange(50).double()[:, None]
     for state, terms in zip(states, table.rows, strict=True):
         groups = torch.hypot(*state.projections().chunk(2, -1)).chunk(2)
         frequencies = state.attention.frequencies
@@ -176,29 +167,29 @@ def corpus(tiny_corpus):
 
 def test_losses_are_the_models_own(monkeypatch):
     model = make_signal_noise()
-    losses = token_losses(model, IDS)
+    losses = spectra.token_losses(model, IDS)
     assert losses.shape == (3, 39)
     assert losses.mean().item() == pytest.approx(model(IDS, labels=IDS).loss.item(), abs=1e-5)
     monkeypatch.setattr("prismlm.probes.texts.LOGIT_ROWS", 7)
-    assert torch.allclose(token_losses(model, IDS), losses, atol=1e-6)
+    assert torch.allclose(spectra.token_losses(model, IDS), losses, atol=1e-6)
 
 
 def test_short_losses_see_at_least_half_and_less_than_a_row():
     model = make_signal_noise()
-    full, short = token_losses(model, IDS), _short_losses(model, IDS, 12)
+    full, short = spectra.token_losses(model, IDS), spectra._short_losses(model, IDS, 12)
     assert torch.allclose(short[:, :11], full[:, :11], atol=1e-5)
     for t in range(12, 40):
         # Windows start every 6 tokens; the earliest that reaches t is the one that is taken.
         start = next(s for s in range(0, 40, 6) if s + 12 > t)
         assert 6 <= t - start <= 11
-        expected = token_losses(model, IDS[:, start : t + 1])[:, -1]
+        expected = spectra.token_losses(model, IDS[:, start : t + 1])[:, -1]
         assert torch.allclose(short[:, t - 1], expected, atol=1e-5)
 
 
 def test_buckets_are_means_over_documents(corpus):
     model = make_signal_noise(len(corpus.tokenizer))
     settings = {"length": 96, "trained_length": 32, "documents": 5}
-    table = loss_against_length(model, corpus, split="all", **settings)
+    table = spectra.loss_against_length(model, corpus, split="all", **settings)
     assert table.facts == settings
     lows = [bucket["low"] for bucket in table.rows]
     assert [bucket["high"] + 1 for bucket in table.rows] == [*lows[1:], 96]
@@ -208,7 +199,7 @@ def test_buckets_are_means_over_documents(corpus):
     drawn = np.random.default_rng(0).permutation(numbers[corpus.lengths[numbers] >= 96])[:5]
     rows = [corpus.tokens(int(corpus.starts[i]), 96).astype(np.int64) for i in drawn]
     ids = torch.from_numpy(np.stack(rows))
-    losses, short = token_losses(model, ids), _short_losses(model, ids, 32)
+    losses, short = spectra.token_losses(model, ids), spectra._short_losses(model, ids, 32)
 
     def mean_and_error(values):
         both = values.mean().item(), values.std().item() / math.sqrt(5)
@@ -229,10 +220,10 @@ def test_buckets_are_means_over_documents(corpus):
 def test_texts_that_cannot_be_used_are_refused(corpus):
     model = make_signal_noise(len(corpus.tokenizer))
     with pytest.raises(InputError, match=r"no document of .* has 100,000 tokens: the longest has"):
-        loss_against_length(model, corpus, length=100_000)
+        spectra.loss_against_length(model, corpus, length=100_000)
     gpt2 = make_gpt2(len(corpus.tokenizer), positions=64)
     with pytest.raises(InputError, match=r"window of 65 tokens, .* 64 positions"):
-        loss_against_length(gpt2, corpus, length=65)
+        spectra.loss_against_length(gpt2, corpus, length=65)
     model.lm_head.weight[0, 0] = math.nan
     with pytest.raises(InputError, match="losses are not finite"):
-        loss_against_length(model, corpus, length=16, documents=1, split="all")
+        spectra.loss_against_length(model, corpus, length=16, documents=1, split="all")

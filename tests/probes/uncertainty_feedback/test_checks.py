@@ -15,35 +15,12 @@ from prismlm.probes.uncertainty_feedback import (
     checks,
     inspect_uncertainty_feedback,
 )
-from prismlm.probes.uncertainty_feedback.checks import (
-    Counts,
-    ablation,
-    continuations,
-    hedge_starts,
-    hedges_after,
-    hedging,
-    hedging_table,
-    mistakes,
-    mistakes_table,
-)
 from prismlm.probes.uncertainty_feedback.signal import own_codes, permute_codes
 from prismlm.statistics import Interval
+from tests.helpers import feedback_models as fed
 from tests.helpers.feedback_families import V, attach_drawn, build
-from tests.helpers.feedback_models import (
-    LEVELS,
-    VOCABULARY,
-    directions,
-    inputs_of,
-    make_fed_gpt2,
-    make_fed_protot,
-    make_tokenizer,
-    random_codes,
-    random_texts,
-    set_table,
-    silence_blocks,
-)
 
-TEXTS = random_texts(12, 7, 12, 9, 12)
+TEXTS = fed.random_texts(12, 7, 12, 9, 12)
 
 
 def effects(table):
@@ -62,10 +39,10 @@ def losses_of(model, text, codes):
 
 @torch.no_grad()
 def test_ablation_is_the_loss_with_other_codes():
-    model, feedback = make_fed_gpt2()
-    set_table(feedback, drawn(LEVELS, 3))
+    model, feedback = fed.make_fed_gpt2()
+    fed.set_table(feedback, drawn(fed.LEVELS, 3))
     codes = own_codes(model, TEXTS, 2)
-    table = ablation(inputs_of(model, TEXTS, codes, permutations=3, seed=5))
+    table = checks.ablation(fed.inputs_of(model, TEXTS, codes, permutations=3, seed=5))
     tokens = sum(map(len, TEXTS)) - len(TEXTS)
     assert (table["tokens"], table["texts"]) == (tokens, len(TEXTS))
 
@@ -73,12 +50,13 @@ def test_ablation_is_the_loss_with_other_codes():
         pairs = zip(TEXTS, codes, strict=True)
         return sum(float(losses_of(model, *pair).sum()) for pair in pairs) / tokens
 
-    zero, neutral = ([torch.full_like(own, code) for own in codes] for code in (-1, LEVELS // 2))
+    each = (-1, fed.LEVELS // 2)
+    zero, neutral = ([torch.full_like(own, code) for own in codes] for code in each)
     for row in neutral:
         row[0] = -1
     own, *others = table.rows
-    for row, fed in zip(table.rows, (codes, zero, neutral), strict=False):
-        assert row["loss"] == pytest.approx(loss(fed), rel=1e-5)
+    for row, given in zip(table.rows, (codes, zero, neutral), strict=False):
+        assert row["loss"] == pytest.approx(loss(given), rel=1e-5)
     change = others[2]["change"]
     draws = [loss(permute_codes(codes, seed)) - own["loss"] for seed in (5, 6, 7)]
     assert change.value == pytest.approx(sum(draws) / 3, abs=1e-4)
@@ -91,28 +69,28 @@ def test_ablation_is_the_loss_with_other_codes():
 @torch.no_grad()
 def test_ablation_of_a_model_that_uses_its_codes():
     """Blocks that add nothing, so that the next token is the one that the code's vector names."""
-    model, feedback = make_fed_gpt2()
-    silence_blocks(model)
+    model, feedback = fed.make_fed_gpt2()
+    fed.silence_blocks(model)
     model.transformer.wte.weight.normal_(generator=torch.Generator().manual_seed(0))
-    vectors = 30 * torch.randn(LEVELS, 16, generator=torch.Generator().manual_seed(1))
-    set_table(feedback, vectors)
+    vectors = 30 * torch.randn(fed.LEVELS, 16, generator=torch.Generator().manual_seed(1))
+    fed.set_table(feedback, vectors)
     named = (model.transformer.ln_f(vectors) @ model.transformer.wte.weight.T).argmax(-1)
-    codes = random_codes([20] * 8, seed=2)
+    codes = fed.random_codes([20] * 8, seed=2)
     texts = [torch.cat([torch.tensor([1]), named[row[:-1]]]) for row in codes]
-    table = ablation(inputs_of(model, texts, codes))
+    table = checks.ablation(fed.inputs_of(model, texts, codes))
     assert all(row["change"].above_zero for row in table.rows[1:])
     assert effects(table) == ["above 0"]
 
 
 def test_ablation_of_a_table_of_equal_rows_or_zeros_and_of_equal_codes():
-    model, feedback = make_fed_gpt2()
+    model, feedback = fed.make_fed_gpt2()
     nothing = Interval(0, 0, 0)
     for table, without in ((drawn(1), False), (torch.zeros(1, 16), True)):
-        set_table(feedback, table)
-        _, zero, *others = ablation(inputs_of(model, TEXTS)).rows
+        fed.set_table(feedback, table)
+        _, zero, *others = checks.ablation(fed.inputs_of(model, TEXTS)).rows
         assert [row["change"] for row in others] == [nothing] * 2
         assert (zero["change"] == nothing) == without
-    assert effects(ablation(inputs_of(model, TEXTS, passes=1))) == ["undefined"]
+    assert effects(checks.ablation(fed.inputs_of(model, TEXTS, passes=1))) == ["undefined"]
 
 
 @torch.no_grad()
@@ -121,19 +99,19 @@ def test_mistakes_of_a_model_that_uses_its_codes():
 
     The high code that this makes leaves the next prediction clear, and low ones blur it.
     """
-    model, feedback = make_fed_gpt2(tied=False)
-    silence_blocks(model)
-    blur, *follows = directions(13)
+    model, feedback = fed.make_fed_gpt2(tied=False)
+    fed.silence_blocks(model)
+    blur, *follows = fed.directions(13)
     words, head = model.transformer.wte.weight, model.lm_head.weight
     words.zero_()
     head.zero_()
     for number, direction in enumerate(follows):
         words[1 + number] = 4 * direction
         head[1 + (number + 1) % 12] = direction
-    high = torch.arange(LEVELS)[:, None] > 0.9 * LEVELS
-    set_table(feedback, torch.where(high, 0 * blur, 3 * blur))
+    high = torch.arange(fed.LEVELS)[:, None] > 0.9 * fed.LEVELS
+    fed.set_table(feedback, torch.where(high, 0 * blur, 3 * blur))
     texts = [1 + (torch.arange(24) + start) % 12 for start in range(12)]
-    table = mistakes(inputs_of(model, texts, seed=1))
+    table = checks.mistakes(fed.inputs_of(model, texts, seed=1))
     assert effects(table) == ["below 0"] * 2
     # The prediction that has just read the wrong token cannot know, the one after it does.
     own, _, shuffled = (row["loss"] for row in table.rows)
@@ -143,11 +121,11 @@ def test_mistakes_of_a_model_that_uses_its_codes():
 
 @torch.no_grad()
 def test_the_model_reads_on_after_a_mistake():
-    model, feedback = make_fed_gpt2()
-    set_table(feedback, drawn(64, 2))
+    model, feedback = fed.make_fed_gpt2()
+    fed.set_table(feedback, drawn(64, 2))
     # Of the minimum length, and one that is too short.
-    text, short = random_texts(10, 9)
-    table = mistakes(inputs_of(model, [text, short], mistakes=1, seed=4))
+    text, short = fed.random_texts(10, 9)
+    table = checks.mistakes(fed.inputs_of(model, [text, short], mistakes=1, seed=4))
     assert (table["texts"], table["draws"]) == (1, 1)
     rng = np.random.default_rng(4)
     position, wrong = int(rng.integers(1, 2)), text.clone()
@@ -155,8 +133,8 @@ def test_the_model_reads_on_after_a_mistake():
     planted, intact = (losses_of(model, row, torch.full((10,), -1))[1:] for row in (wrong, text))
     actual = torch.tensor(table.rows[1]["loss"])
     torch.testing.assert_close(actual, planted - intact, atol=1e-4, rtol=1e-4)
-    set_table(feedback, torch.zeros(1, 16))
-    same = mistakes(inputs_of(model, random_texts(20, 14), mistakes=2, seed=1))
+    fed.set_table(feedback, torch.zeros(1, 16))
+    same = checks.mistakes(fed.inputs_of(model, fed.random_texts(20, 14), mistakes=2, seed=1))
     assert effects(same) == ["may be chance"] * 2
 
 
@@ -164,12 +142,12 @@ def test_mistakes_by_hand():
     losses = np.zeros((3, 2, 4))
     losses[0] = [[3, 0.1, 2, 0], [1, 0.0, 0, 0]]
     losses[1] = 1
-    table = mistakes_table(losses, InspectOptions(), 30)
+    table = checks.mistakes_table(losses, InspectOptions(), 30)
     differences = [row["own_loss_less"] for row in table.rows[1:]]
     assert differences[0].value == pytest.approx(3.05 - 4)
     assert [finding["value"] for finding in table.findings] == differences
     # Codes that are all the same are no negative finding.
-    assert effects(mistakes_table(losses, InspectOptions(), 1)) == ["undefined"] * 2
+    assert effects(checks.mistakes_table(losses, InspectOptions(), 1)) == ["undefined"] * 2
 
 
 PIECES = ("<end>", "It", "Ġis", "Ġper", "haps", "Ġmight", "y", "Ġmaybe", ".", "Per", "Ġlikely")
@@ -191,20 +169,20 @@ def test_words_after_high_and_low_steps_by_hand():
     # step 1, 2 and 3: one. Quartiles of (0.9, 0.1, 0.5, 0.5) are 0.4 and 0.6.
     entropies = [np.array([0.9, 0.1, 0.5, 0.5, 0.0, 1.0]), np.array([0.95, 0.95, 0.95])]
     starts = [np.array([0, 0, 1, 0, 1, 1], dtype=bool), np.array([1, 0, 1], dtype=bool)]
-    assert hedges_after(entropies[:1], starts[:1], 2).tolist() == [[1, 2, 1, 2]]
+    assert checks.hedges_after(entropies[:1], starts[:1], 2).tolist() == [[1, 2, 1, 2]]
     # Of five steps the quartiles are 0.5 and 0.9: two steps each are as low or lower, as high.
     # Low: steps 1 to 3, with one, one and two words after them.
-    assert hedges_after(entropies, starts, 2).tolist() == [[1, 2, 4, 6], [1, 2, 0, 0]]
-    assert not hedges_after([np.full(4, 0.5)], [np.ones(4, dtype=bool)], 2).any()
+    assert checks.hedges_after(entropies, starts, 2).tolist() == [[1, 2, 4, 6], [1, 2, 0, 0]]
+    assert not checks.hedges_after([np.full(4, 0.5)], [np.ones(4, dtype=bool)], 2).any()
 
 
 def test_hedging_without_a_signal_is_alike(tokenizer):
-    model, feedback = make_fed_gpt2()
-    texts = random_texts(*[20] * 6)
-    set_table(feedback, torch.zeros(1, 16))
+    model, feedback = fed.make_fed_gpt2()
+    texts = fed.random_texts(*[20] * 6)
+    fed.set_table(feedback, torch.zeros(1, 16))
     codes = own_codes(model, texts, 2)
     settings = {"codes": codes, "tokenizer": tokenizer, "tokens": 40, "steps": 4, "seed": 3}
-    table = hedging(inputs_of(model, texts, **settings))
+    table = checks.hedging(fed.inputs_of(model, texts, **settings))
     own, *controls = table.rows
     assert own["hedges"] > 0
     for row in controls:
@@ -217,19 +195,20 @@ def test_hedging_without_a_signal_is_alike(tokenizer):
 @torch.no_grad()
 def test_hedging_of_a_model_that_uses_its_codes(tokenizer):
     """Half of the words leave open what comes next. A high code calls for "maybe"."""
-    model, feedback = make_fed_gpt2(tied=False)
-    silence_blocks(model)
-    call, *rest = directions(8)
+    model, feedback = fed.make_fed_gpt2(tied=False)
+    fed.silence_blocks(model)
+    call, *rest = fed.directions(8)
     words, head = model.transformer.wte.weight, model.lm_head.weight
     words.zero_()
     head.zero_()
     head[PIECES.index("Ġmaybe")] = 2 * call
-    for number in range(24, VOCABULARY):
+    for number in range(24, fed.VOCABULARY):
         words[number] = 0.5 * rest[number % 7]
         head[number] = 1.5 * rest[number % 5]
-    set_table(feedback, torch.where(torch.arange(LEVELS)[:, None] > 0.9 * LEVELS, call, -call))
-    texts = random_texts(*[8] * 24)
-    table = hedging(inputs_of(model, texts, tokenizer=tokenizer, tokens=40, steps=1))
+    high = torch.arange(fed.LEVELS)[:, None] > 0.9 * fed.LEVELS
+    fed.set_table(feedback, torch.where(high, call, -call))
+    texts = fed.random_texts(*[8] * 24)
+    table = checks.hedging(fed.inputs_of(model, texts, tokenizer=tokenizer, tokens=40, steps=1))
     own, *controls = table.rows
     assert own["after_high"] > 2 * own["after_low"]
     for row in controls:
@@ -253,13 +232,14 @@ def test_each_control_has_its_finding(signals, words, expected):
     runs = {}
     for name, after in zip(("own", "none", "shuffled"), signals, strict=True):
         row = [0] * 4 if after is None else [after[0], 8, after[1], 8]
-        runs[name] = Counts(np.array([row] * 9, dtype=float), 9 * words)
-    assert effects(hedging_table(runs, InspectOptions())) == expected
+        runs[name] = checks.Counts(np.array([row] * 9, dtype=float), 9 * words)
+    assert effects(checks.hedging_table(runs, InspectOptions())) == expected
 
 
 def test_hedging_words_are_whole_words_and_begin_in_a_token(tokenizer):
     def starts(prompt, added):
-        return hedge_starts(tokenizer, *([PIECES.index(p) for p in row] for row in (prompt, added)))
+        ids = ([PIECES.index(piece) for piece in row] for row in (prompt, added))
+        return checks.hedge_starts(tokenizer, *ids)
 
     added = ["Ġper", "haps", "Ġis", "Ġmight", "y", "Ġmight", ".", "Ġlikely"]
     # "mighty" is another word; "perhaps" begins in its first token, at a space or not.
@@ -274,19 +254,20 @@ def test_hedging_words_are_whole_words_and_begin_in_a_token(tokenizer):
 @torch.no_grad()
 def test_continuations_are_those_that_the_model_generates_with_the_codes(monkeypatch):
     monkeypatch.setattr(checks, "draw_tokens", lambda logits, draws: logits.argmax(-1))
-    model, feedback = make_fed_gpt2()
-    prompts, steps = random_texts(5, 8, 5), 6
+    model, feedback = fed.make_fed_gpt2()
+    prompts, steps = fed.random_texts(5, 8, 5), 6
     own = own_codes(model, prompts, 2)
-    inputs = inputs_of(model, prompts, own, tokens=steps)
+    inputs = fed.inputs_of(model, prompts, own, tokens=steps)
     feedback.passes = 2
     settings = {"do_sample": False, "eos_token_id": None, "pad_token_id": 0}
-    for prompt, actual in zip(prompts, continuations(inputs, prompts, own), strict=True):
+    for prompt, actual in zip(prompts, checks.continuations(inputs, prompts, own), strict=True):
         generated = model.generate(prompt[None], max_new_tokens=steps, **settings)
         assert torch.equal(generated[0, len(prompt) :], actual.ids)
     # Each generated token has the code of its text and step.
     lengths = [len(prompt) + steps - 1 for prompt in prompts]
-    for codes in (random_codes(lengths), tuple(torch.full((length,), -1) for length in lengths)):
-        results = continuations(inputs, prompts, codes)
+    nothing = tuple(torch.full((length,), -1) for length in lengths)
+    for codes in (fed.random_codes(lengths), nothing):
+        results = checks.continuations(inputs, prompts, codes)
         for prompt, row, actual in zip(prompts, codes, results, strict=True):
             ids = torch.cat([prompt, actual.ids[:-1]])[None]
             output = model(ids, uncertainty_codes=row[None], use_cache=False)
@@ -296,17 +277,17 @@ def test_continuations_are_those_that_the_model_generates_with_the_codes(monkeyp
             torch.testing.assert_close(actual.entropies, entropies, atol=1e-4, rtol=1e-4)
 
 
-WORDS = make_tokenizer(eos_token="w0")
+WORDS = fed.make_tokenizer(eos_token="w0")
 FAST = InspectOptions(permutations=2, tokens=10, mistakes=1)
 
 
-def inspect(model, *lengths, checks=(), options=FAST, vocabulary=VOCABULARY):
-    sample = Sample("some", tuple(random_texts(*lengths, vocabulary=vocabulary)))
-    return inspect_uncertainty_feedback(model, WORDS, sample, checks, options=options)
+def inspect(model, *lengths, asked=(), options=FAST, vocabulary=fed.VOCABULARY):
+    sample = Sample("some", tuple(fed.random_texts(*lengths, vocabulary=vocabulary)))
+    return inspect_uncertainty_feedback(model, WORDS, sample, asked, options=options)
 
 
 def test_a_report_has_every_check_or_its_reason():
-    result = inspect(make_fed_protot()[0], *[20] * 8)
+    result = inspect(fed.make_fed_protot()[0], *[20] * 8)
     assert set(result.left_out) == {"attention"}
     assert "no attention heads" in result.left_out["attention"]
     assert set(result.tables) == {"ablation", "hedging", "mistakes", "probe"}
@@ -335,12 +316,12 @@ def test_every_family_is_read_for_what_it_has(name):
 
 
 def test_texts_that_do_not_do_and_a_model_that_is_not_finite_are_named():
-    model, _ = make_fed_gpt2()
+    model, _ = fed.make_fed_gpt2()
     with pytest.raises(InputError, match=r"ablation needs at least 4 texts .* some has 3"):
-        inspect(model, 20, 20, 20, checks=["ablation"])
+        inspect(model, 20, 20, 20, asked=["ablation"])
     result = inspect(model, 20, 20, 20, 20, 6)
     assert set(result.tables) == {"ablation", "hedging", "mistakes"}
     assert "needs at least 8 texts of at least 10 tokens" in result.left_out["attention"]
     model.transformer.ln_f.weight.data[0] = torch.nan
     with pytest.raises(InputError, match=r"not finite|NaN"):
-        inspect(model, *[20] * 8, checks=["probe"])
+        inspect(model, *[20] * 8, asked=["probe"])

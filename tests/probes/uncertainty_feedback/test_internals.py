@@ -4,32 +4,18 @@ import numpy as np
 import pytest
 import torch
 
-from prismlm.probes.uncertainty_feedback.internals import (
-    attention_probe,
-    code_probe,
-    matched_ranks,
-    received_attention,
-    ridge,
-    strongest_layer,
-)
+from prismlm.probes.uncertainty_feedback import internals
 from prismlm.probes.uncertainty_feedback.signal import own_codes
 from prismlm.statistics import Interval, spearman
-from tests.helpers.feedback_models import (
-    LEVELS,
-    inputs_of,
-    make_fed_gpt2,
-    random_codes,
-    random_texts,
-    set_table,
-)
+from tests.helpers import feedback_models as fed
 
 
 @torch.no_grad()
 def test_attention_received_is_the_mean_over_later_tokens():
-    model, _ = make_fed_gpt2()
-    texts = random_texts(6, 6)
+    model, _ = fed.make_fed_gpt2()
+    texts = fed.random_texts(6, 6)
     codes = own_codes(model, texts, 2)
-    result = received_attention(model, texts, codes)
+    result = internals.received_attention(model, texts, codes)
     assert model.config._attn_implementation == "sdpa"
     model.set_attn_implementation("eager")
     for number, text in enumerate(texts):
@@ -43,10 +29,10 @@ def test_attention_received_is_the_mean_over_later_tokens():
 
 
 def test_texts_are_cut_to_one_length_and_compared_with_nothing_fed():
-    model, feedback = make_fed_gpt2()
-    texts = random_texts(30, 24, 40, 24, 26, 12, 24, 28)
+    model, feedback = fed.make_fed_gpt2()
+    texts = fed.random_texts(30, 24, 40, 24, 26, 12, 24, 28)
     codes = own_codes(model, texts, 2)
-    result = attention_probe(inputs_of(model, texts, codes), permutations=49)
+    result = internals.attention_probe(fed.inputs_of(model, texts, codes), permutations=49)
     # The lower of the middle two of 12, 24, 24, 24, 26, 28, 30, 40.
     assert (result["length"], result["texts"], result["left_out"]) == (24, 7, 1)
     assert result["positions"] == 24 - 1 - 8
@@ -56,20 +42,20 @@ def test_texts_are_cut_to_one_length_and_compared_with_nothing_fed():
         assert 1 / 50 <= row["p"] <= row["q"] <= 1
         assert row["added"].value == pytest.approx(row["correlation"] - row["without"])
     # Texts too short by themselves change nothing, however many they are.
-    several = [*texts, *random_texts(*[5] * 20)]
-    mixed = attention_probe(inputs_of(model, several), permutations=49)
+    several = [*texts, *fed.random_texts(*[5] * 20)]
+    mixed = internals.attention_probe(fed.inputs_of(model, several), permutations=49)
     assert (mixed["length"], mixed["texts"], mixed["left_out"]) == (24, 7, 21)
     assert mixed.rows == result.rows
     # With a table of zeros, nothing fed is the same.
-    set_table(feedback, torch.zeros(1, 16))
-    for row in attention_probe(inputs_of(model, texts, codes), permutations=49).rows:
+    fed.set_table(feedback, torch.zeros(1, 16))
+    for row in internals.attention_probe(fed.inputs_of(model, texts, codes), permutations=49).rows:
         assert row["correlation"] == row["without"]
         assert (row["added"].low, row["added"].high) == (0, 0)
 
 
 def test_codes_that_attract_attention():
     """A table whose vector is what every query looks for."""
-    model, feedback = make_fed_gpt2(layers=1)
+    model, feedback = fed.make_fed_gpt2(layers=1)
     with torch.no_grad():
         block = model.transformer.h[0]
         # Keys are the first coordinate, and every query is 1.
@@ -79,12 +65,12 @@ def test_codes_that_attract_attention():
         block.attn.c_attn.weight[0, 16:32] = 0.5
         model.transformer.wpe.weight.zero_()
         model.transformer.wte.weight[:, 0] = 0
-    vectors = torch.zeros(LEVELS, 16)
-    vectors[:, 0] = torch.linspace(-3, 3, LEVELS)
-    set_table(feedback, vectors)
-    texts = random_texts(*[24] * 12)
-    codes = random_codes(map(len, texts))
-    table = attention_probe(inputs_of(model, texts, codes))
+    vectors = torch.zeros(fed.LEVELS, 16)
+    vectors[:, 0] = torch.linspace(-3, 3, fed.LEVELS)
+    fed.set_table(feedback, vectors)
+    texts = fed.random_texts(*[24] * 12)
+    codes = fed.random_codes(map(len, texts))
+    table = internals.attention_probe(fed.inputs_of(model, texts, codes))
     (layer,) = table.rows
     assert layer["correlation"] > 0.8
     assert layer["p"] == layer["q"] == 1 / 1000
@@ -100,7 +86,7 @@ def test_the_finding_is_of_a_layer_that_counts():
             {"layer": layer, "correlation": rho, "q": q, "without": 0, "added": interval}
             for layer, ((rho, q), interval) in enumerate(figures)
         ]
-        return strongest_layer(rows, codes)
+        return internals.strongest_layer(rows, codes)
 
     unclear, more = Interval(0.0, -0.1, 0.1), Interval(0.2, 0.1, 0.3)
     row = finding(more, more, more, unclear)
@@ -118,7 +104,7 @@ def test_the_finding_is_of_a_layer_that_counts():
 
 def test_ranks_within_positions_by_hand():
     x, y = np.array([[1.0], [2.0], [3.0]]), np.array([[10.0], [30.0], [20.0]])
-    result = matched_ranks(x, y)
+    result = internals.matched_ranks(x, y)
     # Of the six orders, 1, ½, ½, −½, −½, −1: all are as large as ½.
     assert result.correlation == pytest.approx(0.5)
     assert result.p == 1
@@ -126,31 +112,32 @@ def test_ranks_within_positions_by_hand():
     # (−1, 0, 1) and (−1, 1, 0): products 1, 0, 0, over a norm of 2.
     np.testing.assert_allclose(result.by_text, [1.5, 0, 0])
     # Two positions that go opposite ways cancel.
-    assert matched_ranks(np.hstack([x, x]), np.hstack([y, -y])).correlation == pytest.approx(0)
+    opposite = internals.matched_ranks(np.hstack([x, x]), np.hstack([y, -y]))
+    assert opposite.correlation == pytest.approx(0)
 
 
 def test_what_depends_on_the_position_alone_does_not_correlate_within_positions():
     rng = np.random.default_rng(0)
     positions = np.tile(np.arange(20.0), (12, 1))
     codes = positions + rng.random((12, 20))
-    exact = matched_ranks(codes, positions)
+    exact = internals.matched_ranks(codes, positions)
     assert (exact.correlation, exact.p) == (0.0, 1.0)
     noisy = positions + rng.random((12, 20))
     assert spearman(codes.ravel(), noisy.ravel())[0] > 0.9
-    assert matched_ranks(codes, noisy).p > 0.1
-    real = matched_ranks(codes, codes + positions + 0.1 * rng.random((12, 20)))
+    assert internals.matched_ranks(codes, noisy).p > 0.1
+    real = internals.matched_ranks(codes, codes + positions + 0.1 * rng.random((12, 20)))
     assert real.correlation > 0.9
     assert real.p == 1 / 1000
 
 
 def test_a_code_that_is_fed_can_be_read_and_a_shuffled_one_cannot():
-    model, feedback = make_fed_gpt2()
-    texts = random_texts(*[40] * 30)
-    vectors = torch.zeros(LEVELS, 16)
-    vectors[:, 3] = torch.linspace(-20, 20, LEVELS)
-    set_table(feedback, vectors)
-    codes = random_codes(map(len, texts))
-    table = code_probe(inputs_of(model, texts, codes))
+    model, feedback = fed.make_fed_gpt2()
+    texts = fed.random_texts(*[40] * 30)
+    vectors = torch.zeros(fed.LEVELS, 16)
+    vectors[:, 3] = torch.linspace(-20, 20, fed.LEVELS)
+    fed.set_table(feedback, vectors)
+    codes = fed.random_codes(map(len, texts))
+    table = internals.code_probe(fed.inputs_of(model, texts, codes))
     assert (table["fitted_on"], table["tested_on"], table["positions"]) == (20, 10, 20 * 39)
     assert [row["layer"] for row in table.rows] == [0, 1, 2]
     first = table.rows[0]
@@ -161,14 +148,14 @@ def test_a_code_that_is_fed_can_be_read_and_a_shuffled_one_cannot():
     (finding,) = table.findings
     assert (finding["value"], finding["effect"]) == (first["added"], "above 0")
     # With a table of zeros, states are as if nothing was fed.
-    set_table(feedback, torch.zeros(1, 16))
-    table = code_probe(inputs_of(model, texts, codes))
+    fed.set_table(feedback, torch.zeros(1, 16))
+    table = internals.code_probe(fed.inputs_of(model, texts, codes))
     for row in table.rows:
         assert row["code"] == row["without"]
         assert (row["added"].low, row["added"].high) == (0, 0)
     assert table.findings[0]["effect"] == "may be chance"
     # Codes that are all the same are no negative finding.
-    (result,) = code_probe(inputs_of(model, texts, passes=1)).findings
+    (result,) = internals.code_probe(fed.inputs_of(model, texts, passes=1)).findings
     assert (result["value"], result["effect"]) == (None, "undefined")
 
 
@@ -177,7 +164,7 @@ def test_ridge_is_the_closed_form():
     x, noise = torch.randn(8, 21, generator=generator, dtype=torch.float64).split([20, 1], 1)
     y = x[:, :1] + noise
     rows = torch.cat([torch.ones_like(y), x, y], 1)
-    weight, bias = ridge(rows.T @ rows, targets=1)
+    weight, bias = internals.ridge(rows.T @ rows, targets=1)
     inputs, target = (x - x.mean(0)) / x.std(0, correction=0), y - y.mean()
     by_error = {}
     for power in range(-6, 3):
