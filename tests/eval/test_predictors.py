@@ -9,13 +9,7 @@ from lm_eval.models.huggingface import HFLM
 from transformers import AutoTokenizer, PhiConfig, PhiForCausalLM
 
 from prismlm.errors import InputError
-from prismlm.eval.predictors import (
-    PREDICTORS,
-    PredictorLM,
-    open_predictors,
-    run_harness,
-    with_feedback,
-)
+from prismlm.eval import predictors
 from prismlm.interventions.values import Controller
 from prismlm.layers import PrototypeHead
 from prismlm.models.checkpoint import load_checkpoint, read_checkpoint
@@ -37,7 +31,7 @@ REQUESTS = [Instance("loglikelihood", {}, pair, n, ("x", n, 1)) for n, pair in e
 
 @pytest.fixture(scope="module")
 def lm(tiny_model):
-    return open_predictors(tiny_model, batch_size=2)
+    return predictors.open_predictors(tiny_model, batch_size=2)
 
 
 def score(lm, pairs):
@@ -78,7 +72,7 @@ def scores_by_hand(model, head, before, after):
         for state in (z, rebuilt, z - rebuilt):
             log_p = F.linear(state, output.weight, output.bias).log_softmax(-1)
             totals.append(sum(log_p[n, token].item() for n, token in enumerate(after)))
-    return dict(zip(PREDICTORS, totals, strict=True))
+    return dict(zip(predictors.PREDICTORS, totals, strict=True))
 
 
 def model_with_bias(tokenizer):
@@ -97,7 +91,7 @@ def model_with_bias(tokenizer):
 def test_predictors_by_hand(lm, tiny_model, bias):
     if bias:
         model, head = model_with_bias(AutoTokenizer.from_pretrained(tiny_model))
-        lm = PredictorLM(model, lm.tokenizer, LogitMap.of(model), head)
+        lm = predictors.PredictorLM(model, lm.tokenizer, LogitMap.of(model), head)
     else:
         model, _, sidecar = load_checkpoint(tiny_model)
         head = sidecar.head
@@ -110,14 +104,16 @@ def test_predictors_by_hand(lm, tiny_model, bias):
 
 def test_a_checkpoint_without_a_head_has_the_plain_predictor_alone(tiny_model, tmp_path, lm):
     files = shutil.ignore_patterns("prismlm.json", "prototype_head.safetensors", "lens")
-    plain = open_predictors(shutil.copytree(tiny_model, tmp_path / "plain", ignore=files))
+    directory = shutil.copytree(tiny_model, tmp_path / "plain", ignore=files)
+    plain = predictors.open_predictors(directory)
     assert plain.predictors == ("plain",)
     for scores, expected in zip(score(plain, PAIRS), score(lm, PAIRS), strict=True):
         assert list(scores) == ["plain"]
         likelihood = expected["plain"].log_likelihood
         assert scores["plain"].log_likelihood == pytest.approx(likelihood)
     with pytest.raises(InputError, match=r"'residual_only': expected one of plain\. The others"):
-        PredictorLM(plain.model, plain.tokenizer, plain.logit_map, predictor="residual_only")
+        parts = plain.model, plain.tokenizer, plain.logit_map
+        predictors.PredictorLM(*parts, predictor="residual_only")
 
 
 def test_saved_uncertainty_feedback_is_attached(tiny_model, tmp_path):
@@ -131,16 +127,16 @@ def test_saved_uncertainty_feedback_is_attached(tiny_model, tmp_path):
         hf = HFLM(pretrained=str(directory), device="cpu")
         return hf.loglikelihood(REQUESTS, disable_tqdm=True)
 
-    with with_feedback():
+    with predictors.with_feedback():
         expected = hf_scores()
     differences = [abs(a - b) for (a, _), (b, _) in zip(expected, hf_scores(), strict=True)]
     assert min(differences) > 1e-2
-    assert_plain_equals(score(open_predictors(directory, batch_size=2), PAIRS), expected)
+    assert_plain_equals(score(predictors.open_predictors(directory, batch_size=2), PAIRS), expected)
 
 
 def test_the_harness_gets_all_arguments_but_the_controller(tmp_path, monkeypatch):
     path, given = tmp_path / "c.safetensors", []
     Controller(((3, 0.0),)).save(path)
     monkeypatch.setattr("lm_eval.__main__.cli_evaluate", lambda: given.append(sys.argv[1:]))
-    run_harness(["run", "--controller", str(path), "--model_args", "a=1,b=-2"])
+    predictors.run_harness(["run", "--controller", str(path), "--model_args", "a=1,b=-2"])
     assert given == [["run", "--model_args", "a=1,b=-2"]]

@@ -129,12 +129,8 @@ def pairs(studied):
     return robustness.read_pairs(studied / "pairs.parquet")
 
 
-@pytest.fixture(scope="module")
-def result(models, pairs):
-    return robustness.measure_robustness(models, pairs)
-
-
-def test_every_slice_has_figures_of_each_model_and_differences(result):
+def test_every_slice_has_figures_of_each_model_and_differences(models, pairs):
+    result = robustness.measure_robustness(models, pairs)
     counts = [(part["name"], part["pairs"]) for part in result["slices"]]
     assert counts == [("synonym", 6), ("typo", 6), ("punctuation", 6), ("negation", 7)]
     assert (result["comparable"], result["left_out"]) == (True, 0)
@@ -148,9 +144,7 @@ def test_every_slice_has_figures_of_each_model_and_differences(result):
             for key in robustness.MEASURES:
                 difference = first[key].value - second[key].value
                 assert figures[key].value == pytest.approx(difference)
-
-
-def test_a_slices_js_is_the_mean_over_its_pairs(result, models, pairs):
+    # A slice's JS is the mean over its pairs.
     name, model, tokenizer = models[1]
 
     def distribution(text):
@@ -163,9 +157,7 @@ def test_a_slices_js_is_the_mean_over_its_pairs(result, models, pairs):
         if pair.slice == "typo"
     ]
     assert result["slices"][1]["models"][name]["js"].value == pytest.approx(np.mean(js), rel=1e-4)
-
-
-def test_entropies_are_matched_to_the_lowest(result):
+    # Entropies are matched to the lowest.
     sharpest = min(result["models"], key=lambda model: model["entropy"])
     assert (sharpest["entropy"], sharpest["temperature"]) == (result["target"], 1)
     assert all(model["temperature"] < 1 for model in result["models"] if model is not sharpest)

@@ -4,6 +4,7 @@ import threading
 
 import pytest
 import torch
+from torch.nn.utils.rnn import pad_sequence
 
 from prismlm import Ablate, Group, Scale
 from prismlm.errors import InputError
@@ -25,13 +26,6 @@ def head():
     return make_head()
 
 
-def left_padded(prompts):
-    width = max(map(len, prompts))
-    ids = torch.tensor([[PAD] * (width - len(p)) + p for p in prompts])
-    mask = torch.tensor([[0] * (width - len(p)) + [1] * len(p) for p in prompts])
-    return ids, mask
-
-
 def densely(before, routing, z, weight):
     """EDITS on dense activations."""
     after = before.clone()
@@ -44,7 +38,9 @@ def densely(before, routing, z, weight):
     ("prompts", "cache", "beams"), [(PROMPTS[:1], False, 1), (PROMPTS, True, 1), (PROMPTS, True, 3)]
 )
 def test_generation_follows_the_edited_logits(model, head, prompts, cache, beams):
-    ids, mask = left_padded(prompts)
+    rows = [torch.tensor(prompt) for prompt in prompts]
+    ids = pad_sequence(rows, batch_first=True, padding_value=PAD, padding_side="left")
+    mask = (ids != PAD).long()
     plain = generate(model, ids, mask, beams=beams)
     reference = Reference(model, head, densely, mask)
     expected = generate(model, ids, mask, beams=beams, reference=reference)

@@ -12,14 +12,8 @@ from prismlm.corpus import Corpus
 from prismlm.corpus.pieces import token_alone
 from prismlm.errors import InputError
 from prismlm.explain.quality import measure_quality
-from prismlm.interventions import steering
+from prismlm.interventions import steering, steering_effects
 from prismlm.interventions.plan import plan_for
-from prismlm.interventions.steering_effects import (
-    held_out_text,
-    measure_effects,
-    perplexity_cost,
-    summarise,
-)
 from prismlm.lens.labels.write import write_columns
 from prismlm.lens.signatures import signature_ids
 from tests.helpers.edit_models import Flat, make_head, plan
@@ -177,13 +171,15 @@ def test_effect_sizes_by_hand():
     names = ("prompts", "edit", "control", "difference", "difference_interval")
     # The mean of three draws from 1, 2, 3 is 1 with probability 1/27 > 2.5 %.
     expected = dict(zip(names, (3, 4.0, 2.0, 2.0, (1.0, 3.0)), strict=True))
-    assert summarise([(3.0, 1.0, 3.0), (4.0, 2.0, 2.0), (5.0, 0.0, 4.0)]) == expected
-    assert summarise([(3.0,), (1.0,)])["difference"] is None
+    assert (
+        steering_effects.summarise([(3.0, 1.0, 3.0), (4.0, 2.0, 2.0), (5.0, 0.0, 4.0)]) == expected
+    )
+    assert steering_effects.summarise([(3.0,), (1.0,)])["difference"] is None
 
 
 def test_effects_equal_those_of_the_edited_model(lm, leading):
     edit = Scale(leading, 6.0)
-    effects = measure_effects(lm, PROMPTS, [edit], draws=3)
+    effects = steering_effects.measure_effects(lm, PROMPTS, [edit], draws=3)
     card = lm.lens.prototypes["top_tokens"][leading].as_py()
     (tokens,) = signature_ids(lm, [leading])
     assert effects["signature_tokens"] == card
@@ -205,35 +201,13 @@ def test_effects_equal_those_of_the_edited_model(lm, leading):
         assert effect["difference"] == pytest.approx(effect["edit"] - effect["control"])
 
 
-def test_a_clamp_fixes_the_logit_of_the_cards_first_token(lm):
-    weight = lm.model.get_output_embeddings().weight.detach()
-    z = torch.randn(20, lm.head.width, generator=torch.Generator().manual_seed(1))
-    logits = z @ weight.T
-    evidence = logits.max(-1).values - logits.mean(-1)
-    # Prototypes whose card does not begin with the token of the largest logit.
-    largest = (weight @ lm.head.prototypes.T).argmax(0).tolist()
-    cards = lm.lens.prototypes["top_tokens"].to_pylist()
-    top = [token_alone(lm.tokenizer, token) for token in largest]
-    differ = [i for i, card in enumerate(cards) if card[0] != top[i]]
-    assert len(differ) > 20
-    for prototype in differ[:5]:
-        ((token, *_),) = signature_ids(lm, [prototype])
-        clamp = plan_for(lm, [Clamp(prototype, 0.3)])
-        changes = clamp.changes(z)
-        gain = weight[token] @ lm.head.prototypes[prototype]
-        torch.testing.assert_close(changes.after[:, 0] * gain, 0.3 * evidence)
-        # The direction that is added gives the token as much as the prototype.
-        moved = ((clamp.apply(z) - z) @ weight.T)[:, token]
-        torch.testing.assert_close(moved, (changes.after - changes.before)[:, 0] * gain)
-
-
 # -- cost
 
 
 def test_the_cost_is_the_perplexity_of_the_edited_model(lm, tiny_corpus, leading):
     corpus, edit = Corpus.open(tiny_corpus), Clamp(leading, 0.3)
-    cost = perplexity_cost(lm, corpus, [edit], tokens=2000, draws=2)
-    batches = list(held_out_text(lm, corpus, 2000).batches())
+    cost = steering_effects.perplexity_cost(lm, corpus, [edit], tokens=2000, draws=2)
+    batches = list(steering_effects.held_out_text(lm, corpus, 2000).batches())
     plain = measure_quality(lm.model, lm.head, lm.logit_map, batches)
     with lm.edit(edit):
         edited = measure_quality(lm.model, lm.head, lm.logit_map, batches)

@@ -10,15 +10,14 @@ import torch
 from tokenizers import Tokenizer, decoders, models
 from transformers import PreTrainedTokenizerFast
 
-from prismlm.corpus.windows import Sequences
 from prismlm.errors import InputError
 from prismlm.interventions.channels import MaskRead, MaskWrite, Reinitialise, intervene
-from prismlm.probes.channels import effects, find_channels
+from prismlm.probes.channels import effects
 from prismlm.probes.channels.activations import Activations
 from tests.helpers.metaspace import metaspace
 from tests.helpers.mixer_models import PLACE as PLANTED
 from tests.helpers.mixer_models import make_model, planted_model, tokens, words_by_tokens
-from tests.probes.conftest import read_alone
+from tests.probes.conftest import LENGTH, read_alone
 
 
 def test_the_bundled_sets_and_a_file_of_ones_own(tmp_path):
@@ -81,14 +80,6 @@ def sharp_model():
     return model
 
 
-@pytest.fixture(scope="module")
-def report(sharp_model):
-    # Two of the cases are left out.
-    least = effects.target_probabilities(sharp_model, probes()).sort().values[2].item()
-    settings = {"controls": 3, "minimum_probability": least, "seed": 7}
-    return effects.effects_on(sharp_model, probes(), [PLACE], **settings)
-
-
 def alone(model, probe):
     logits = model(torch.tensor([probe.ids]), use_cache=False).logits[0, -1]
     return logits.double().softmax(-1)[probe.target_id].item()
@@ -102,7 +93,11 @@ def test_probabilities_are_those_of_each_context_alone(sharp_model, monkeypatch)
         assert result.tolist() == pytest.approx(expected, rel=1e-4)
 
 
-def test_every_cell_is_one_forward_pass(sharp_model, report):
+def test_every_cell_is_one_forward_pass(sharp_model):
+    # Two of the cases are left out.
+    least = effects.target_probabilities(sharp_model, probes()).sort().values[2].item()
+    settings = {"controls": 3, "minimum_probability": least, "seed": 7}
+    report = effects.effects_on(sharp_model, probes(), [PLACE], **settings)
     assert report.facts == {"cases": len(LENGTHS) - 2, "left_out_cases": 2}
     table = report["L1 P2"]
     assert len(table.rows) == len(LENGTHS) - 2
@@ -114,9 +109,10 @@ def test_every_cell_is_one_forward_pass(sharp_model, report):
         "write −∞": [MaskWrite(*PLACE, renormalise=True)],
         "read −∞": [MaskRead(*PLACE, renormalise=True)],
     }
-    by_context = {probe.context: probe for probe in probes()}
-    for row in table.rows:
-        probe = by_context[row["context"]]
+    contexts = [row["context"] for row in table.rows]
+    chosen = [probe for probe in probes() if probe.context in contexts]
+    for row, probe in zip(table.rows, chosen, strict=True):
+        assert row["context"] == probe.context
         base = alone(sharp_model, probe)
         assert row["base"] == pytest.approx(base, rel=1e-4)
         for name, interventions in made.items():
@@ -128,9 +124,8 @@ def test_every_cell_is_one_forward_pass(sharp_model, report):
             assert row[name] == pytest.approx(expected, rel=1e-2, abs=1e-2)
     # A summary is of the cells and of the controls.
     (mask,) = (row for row in report["summary"].rows if row["intervention"] == "mask_write")
-    cells = {row["context"]: row["mask"] for row in report["L1 P2"].rows}
-    assert mask["median_relative"] == pytest.approx(statistics.median(cells.values()))
-    chosen = [probe for probe in probes() if probe.context in cells]
+    cells = [row["mask"] for row in table.rows]
+    assert mask["median_relative"] == pytest.approx(statistics.median(cells))
     before = effects.target_probabilities(sharp_model, chosen)
     sizes = []
     for control in controls:
@@ -168,23 +163,6 @@ def test_the_rank_sum_is_that_of_every_way_to_rank(ranks, others):
 
 
 # -- channels of concepts
-
-CONCEPT_LENGTH = 24
-
-
-@pytest.fixture(scope="module")
-def words(corpus):
-    return words_by_tokens(corpus)
-
-
-@pytest.fixture(scope="module")
-def planted(corpus, words):
-    return planted_model(corpus, words[0][0])
-
-
-@pytest.fixture(scope="module")
-def sequences(corpus):
-    return Sequences(corpus, "all", CONCEPT_LENGTH)
 
 
 def read_of(*rows):
@@ -235,15 +213,19 @@ def test_a_word_ends_where_no_letter_follows():
     assert effects.word_ends(letters, {"girls": ((0, 1),)}, read)["girls"].tolist() == [1, 7]
 
 
-def test_the_channel_of_a_word_is_found(corpus, planted, sequences, words):
-    word, other = words[0][0], words[0][1]
-    result = find_channels(
-        planted, corpus.tokenizer, [word], sequences, shuffles=99, min_occurrences=5, count=99
-    )
+def test_the_channel_of_a_word_is_found(corpus, sequences):
+    word, other = words_by_tokens(corpus)[0][:2]
+    planted = planted_model(corpus, word)
+
+    def found(word, **settings):
+        how = {"shuffles": 99, "min_occurrences": 5, "count": 99} | settings
+        return effects.find_channels(planted, corpus.tokenizer, [word], sequences, **how)
+
+    result = found(word)
     best = result.rows[0]
     assert (best["layer"], best["channel"]) == PLANTED
     token = corpus.tokenizer(f" {word}")["input_ids"][0]
-    *_, rows, gates = zip(*read_alone(corpus, planted, CONCEPT_LENGTH), strict=True)
+    *_, rows, gates = zip(*read_alone(corpus, planted, LENGTH), strict=True)
     ids = torch.cat(rows)
     write = torch.cat([layers[0].write[0] for layers in gates])[:, PLANTED[1]].double()
     # All of these words stand after a space and before another word.
@@ -259,9 +241,6 @@ def test_the_channel_of_a_word_is_found(corpus, planted, sequences, words):
     assert result["p"] == 0.01
     assert result["shuffled_mean"] < best["difference"]
     # A word that no channel was made for does not stand out among words.
-    weak = find_channels(
-        planted, corpus.tokenizer, [other], sequences, shuffles=99, min_occurrences=5
-    )
-    assert weak["p"] > 0.01
+    assert found(other)["p"] > 0.01
     with pytest.raises(InputError, match=r"occur \d+ times in .* expected at least 100000"):
-        find_channels(planted, corpus.tokenizer, [word], sequences, min_occurrences=100000)
+        found(word, min_occurrences=100000)

@@ -138,11 +138,6 @@ def test_quartiles_by_hand():
 TEXT = "Old maps — 日本, the river."
 
 
-@pytest.fixture(scope="module")
-def report(corpus, model, sequences):
-    return channel_report(model, corpus.tokenizer, sequences, text=TEXT, name="tiny")
-
-
 @pytest.mark.parametrize("settings", [{}, {"decay_mode": "token"}])
 def test_figures_are_those_of_the_functions(corpus, sequences, settings):
     model = make_model(len(corpus.tokenizer), **settings)
@@ -168,7 +163,8 @@ def test_figures_are_those_of_the_functions(corpus, sequences, settings):
     assert [layer.shared_gates for layer in report.layers] == [True, False, False]
 
 
-def test_passages_and_top_tokens_are_the_corpus(corpus, report):
+def test_passages_and_top_tokens_are_the_corpus(corpus, model, sequences):
+    report = channel_report(model, corpus.tokenizer, sequences, text=TEXT, name="tiny")
     for channel in (channel for layer in report.layers for channel in layer.channels):
         gates = {}
         for sequence in channel["sequences"]:
