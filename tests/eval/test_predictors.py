@@ -111,8 +111,8 @@ def test_a_checkpoint_without_a_head_has_the_plain_predictor_alone(tiny_model, t
         assert list(scores) == ["plain"]
         likelihood = expected["plain"].log_likelihood
         assert scores["plain"].log_likelihood == pytest.approx(likelihood)
+    parts = plain.model, plain.tokenizer, plain.logit_map
     with pytest.raises(InputError, match=r"'residual_only': expected one of plain\. The others"):
-        parts = plain.model, plain.tokenizer, plain.logit_map
         predictors.PredictorLM(*parts, predictor="residual_only")
 
 
