@@ -197,14 +197,13 @@ def test_margins_are_those_of_a_controller_and_the_memory_of_a_fit_is_bounded(
     assert [[len(rows) for rows in side] for side in sides] == [[3, 3], [20, 20], [20, 20]]
 
 
-@pytest.fixture
+@pytest.fixture(autouse=True)
 def few_steps(monkeypatch):
     monkeypatch.setattr("prismlm.interventions.suppression.STEPS", 15)
     monkeypatch.setattr("prismlm.interventions.suppression.WEIGHTS", (100.0, 5.0, 0.3))
     monkeypatch.setattr("prismlm.interventions.suppression.BIASES", (4.0, 32.0))
 
 
-@pytest.mark.usefixtures("few_steps")
 def test_a_phrase_is_suppressed_and_reported(lm, examples, keep):
     options = replace(OPTIONS, target=0.4, max_cost=100.0)
     controller, report = sup.suppress(lm, examples, keep, options)
@@ -231,7 +230,6 @@ def test_a_phrase_is_suppressed_and_reported(lm, examples, keep):
     assert random["perplexity"] == pytest.approx(before["perplexity"] * growth)
 
 
-@pytest.mark.usefixtures("few_steps")
 def test_out_of_reach_nothing_is_chosen(lm, examples, keep, monkeypatch):
     monkeypatch.setattr("prismlm.interventions.suppression.WEIGHTS", (100.0, 1.0))
     options = replace(OPTIONS, target=1.0, max_cost=0.0, samples=16)

@@ -93,10 +93,11 @@ def unit(number):
 
 
 def test_a_unit_is_asked_about_with_its_marks_and_again_only_without_a_valid_answer(tmp_path):
+    wrong = {"tide1": {"coverage": 11}, "tide2": {"theme": " \n"}}
+
     def behave(request, number):
         text = request["messages"][0]["content"]
-        wrong = {"coverage": 11} if "tide1" in text else {"theme": " \n"} if "tide2" in text else {}
-        return GOOD | (wrong if number < 5 else {})
+        return next((GOOD | rubbish for tide, rubbish in wrong.items() if tide in text), GOOD)
 
     def judged(*numbers):
         endpoint = Endpoint(server.url, "m", retries=0, timeout=5.0)
@@ -108,10 +109,11 @@ def test_a_unit_is_asked_about_with_its_marks_and_again_only_without_a_valid_ans
     with ChatServer(behave) as server:
         assert judged(0) == ([tides], 0)
         # Rubbish is asked for once more, and then is no answer.
-        assert judged(0, 1, 2) == ([tides, None, None], 2)
-        assert len(server.requests) == 5
-        assert judged(0, 1, 2) == ([tides] * 3, 0)
-    assert len(server.requests) == 7
+        assert judged(0, 1, 2, 3) == ([tides, None, None, tides], 2)
+        assert len(server.requests) == 6
+        wrong.clear()
+        assert judged(0, 1, 2, 3) == ([tides] * 4, 0)
+    assert len(server.requests) == 8
     text = server.requests[0]["messages"][0]["content"]
     # Text cannot close the fence around it.
     assert text.count("</data-") == 2

@@ -105,19 +105,14 @@ class EndpointJudge:
     """A language model at an endpoint, which answers by a schema; its verdicts are stored."""
 
     def __init__(self, endpoint: Endpoint, file: Path) -> None:
-        self.source = f"endpoint:{one_line(endpoint.model, NAME_LENGTH)}"
         self.session = Session(endpoint, file)
+        self.source = self.session.source
 
     def verdicts(self, pairs: Sequence[Pair], task: Task) -> list[str | None]:
         """Return A, B or Tie for each pair; questions are sent concurrently."""
-
-        def verdict(number: int) -> str:
-            message = {"role": "user", "content": question(pairs[number], AS_JSON)}
-            request = Question((message,), {"verdict": tuple(SCORES)})
-            return self.session.ask(request)["verdict"]
-
-        answers = dict(self.session.each(range(len(pairs)), verdict, task))
-        return [answers[number] for number in range(len(pairs))]
+        messages = ({"role": "user", "content": question(pair, AS_JSON)} for pair in pairs)
+        questions = [Question((message,), {"verdict": tuple(SCORES)}) for message in messages]
+        return [answer and answer["verdict"] for answer in self.session.answers(questions, task)]
 
 
 class LocalJudge:

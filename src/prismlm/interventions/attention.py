@@ -23,7 +23,7 @@ from prismlm.errors import InputError
 from prismlm.layers.signal_noise_attention import SignalNoiseAttention
 from prismlm.models.attention import attention_form, attention_layers, reading_attention
 from prismlm.models.device import check_sequence
-from prismlm.models.watch import evaluating
+from prismlm.models.watch import evaluating, within
 
 CLAMPED = "prismlm_clamped"
 # The attention weights of one text, [H, T, T] for each layer.
@@ -65,12 +65,9 @@ def clamp_attention(
         raise InputError(f"an alignment to {sources.tolist()}: expected ascending positions.")
     layers = _clampable_layers(model)
     pairs = [(weights, sources.to(weights.device)) for weights in record]
-    token = _clamps.set(dict(zip(layers, pairs, strict=True)))
-    try:
-        with attention_form(model, CLAMPED):
-            yield
-    finally:
-        _clamps.reset(token)
+    clamps = dict(zip(layers, pairs, strict=True))
+    with within(_clamps, clamps), attention_form(model, CLAMPED):
+        yield
 
 
 def mapped_weights(

@@ -29,7 +29,7 @@ from prismlm.layers.mixer_gates import GateInputs
 from prismlm.layers.prototype_mixer import initial_prototypes
 from prismlm.models.decoders.protot import check_channel, check_layer, gates_of, mixers_of
 from prismlm.models.device import check_sequence
-from prismlm.models.watch import Hook, watch
+from prismlm.models.watch import Hook, watch, within
 
 # The a(i) of a position that keeps its own gates.
 OWN = -1
@@ -159,12 +159,8 @@ def intervene(model: nn.Module, *interventions: Intervention) -> Iterator[None]:
         _check(layer)
     hooks = [Hook(layer.mixer.gates, _change_inputs, _change_gates) for layer in layers]
     hooks += [Hook(layer.mixer, _check_pass) for layer in layers if layer.clamp is not None]
-    token = _active.set(active)
-    try:
-        with watch(hooks, unwatched_too=True):
-            yield
-    finally:
-        _active.reset(token)
+    with within(_active, active), watch(hooks, unwatched_too=True):
+        yield
 
 
 def _checked_layers(

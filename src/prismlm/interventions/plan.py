@@ -22,7 +22,7 @@ from prismlm.lens.layout import prototypes_fingerprint
 from prismlm.lens.opened_model import OpenedModel
 from prismlm.lens.signatures import signature_ids, tokens_of_group
 from prismlm.models.seam import output_embedding
-from prismlm.models.watch import Hook, watch
+from prismlm.models.watch import Hook, watch, within
 from prismlm.ops.prototype_head import Nearest, Routing, reconstruct
 
 # Rows of W sampled to estimate M = WᵀW / V.
@@ -286,12 +286,9 @@ def applied(model: nn.Module, plan: Plan) -> Iterator[None]:
     outer = _plans.get()
     same = [p for p in outer if p.embedding is plan.embedding]
     others = [p for p in outer if p.embedding is not plan.embedding]
-    token = _plans.set((*others, same[0].then(plan) if same else plan))
-    try:
-        with watch([Hook(plan.embedding, _edit)], unwatched_too=True):
-            yield
-    finally:
-        _plans.reset(token)
+    plans = (*others, same[0].then(plan) if same else plan)
+    with within(_plans, plans), watch([Hook(plan.embedding, _edit)], unwatched_too=True):
+        yield
 
 
 def install(lm: OpenedModel, edits: Iterable[Edit]) -> None:

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import nn
@@ -19,6 +19,7 @@ from torch.utils.hooks import RemovableHandle
 
 Before = Callable[[nn.Module, tuple[Any, ...], dict[str, Any]], Any]
 After = Callable[[nn.Module, tuple[Any, ...], dict[str, Any], Any], Any]
+T = TypeVar("T")
 
 # Torch numbers its hooks by a counter that is not thread-safe.
 _registering = threading.Lock()
@@ -87,14 +88,19 @@ def watch(hooks: Iterable[Hook], *, unwatched_too: bool = False) -> Iterator[Non
 
 
 @contextmanager
-def unwatched() -> Iterator[None]:
-    """Hide this thread's passes in the block from outer :func:`watch` blocks."""
-    before = _unwatched.get()
-    _unwatched.set(True)
+def within(variable: ContextVar[T], value: T) -> Iterator[None]:
+    """Give a context variable a value in the block, for this thread or task."""
+    before = variable.get()
+    variable.set(value)
     try:
         yield
     finally:
-        _unwatched.set(before)
+        variable.set(before)
+
+
+def unwatched() -> AbstractContextManager[None]:
+    """Hide this thread's passes in the block from outer :func:`watch` blocks."""
+    return within(_unwatched, True)
 
 
 @contextmanager

@@ -13,10 +13,10 @@ A language model judges, as in ProtoT, §5.1, or words do: docs/lens.md has the 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -195,24 +195,21 @@ class EndpointJudge:
 
     def __init__(self, endpoint: Endpoint, answers: Path) -> None:
         self.session = Session(endpoint, answers)
-        self.source = f"endpoint:{one_line(endpoint.model, NAME_LENGTH)}"
+        self.source = self.session.source
 
     def judge(
         self, units: Sequence[Sequence[Passage]], progress: Reporter = SILENT
     ) -> list[Judgement | None]:
         """Return the figures of units, None without a valid answer."""
-
-        def ask(number: int) -> Judgement:
-            answer = self.session.ask(theme_question(units[number]))
-            return Judgement(
-                theme=one_line(answer["theme"], NAME_LENGTH),
-                explanation=one_line(answer["explanation"], EXPLANATION_LENGTH),
-                **{name: answer[name] for name in FIGURES},
-            )
-
         with progress.task("Asking for themes", len(units), "units") as task:
-            judgements = dict(self.session.each(range(len(units)), ask, task))
-        return [judgements.get(number) for number in range(len(units))]
+            answers = self.session.answers([theme_question(unit) for unit in units], task)
+        return [None if answer is None else _judgement(answer) for answer in answers]
+
+
+def _judgement(answer: Mapping[str, Any]) -> Judgement:
+    lengths = {"theme": NAME_LENGTH, "explanation": EXPLANATION_LENGTH}
+    shown = {name: one_line(answer[name], length) for name, length in lengths.items()}
+    return Judgement(**{**answer, **shown})
 
 
 def theme_question(unit: Sequence[Passage]) -> Question:

@@ -32,7 +32,7 @@ URL = re.compile(r"https?://(\[[0-9a-fA-F:]+\]|[\w.-]+)(:\d{1,5})?(/[^@\s]*)?")
 MAX_TOKENS = 2048
 # Give up when more than half of the first 8 questions fail, or 32 in a row.
 MIN_QUESTIONS, MAX_FAILURES_IN_A_ROW = 8, 32
-MESSAGE_LENGTH = 300
+MESSAGE_LENGTH, SOURCE_LENGTH = 300, 48
 ADVICE = (
     "Check that the server runs and what it logs, the URL, which usually ends in /v1, the model's "
     f"name, and the key in {KEY_VARIABLE}; if it is slow or busy, raise --timeout or lower "
@@ -179,6 +179,11 @@ class Session:
                 row = json.loads(line)
                 self._answers[row["key"]] = row["answer"]
 
+    @property
+    def source(self) -> str:
+        """What results name as the source of the answers."""
+        return f"endpoint:{one_line(self.endpoint.model, SOURCE_LENGTH)}"
+
     def usage(self) -> dict[str, Any]:
         """Return the tally, with failures by reason."""
         return {**self.tally, "failures": dict(self.failures)}
@@ -265,6 +270,12 @@ class Session:
             return NoAnswer(reason)
         cause = one_line(str(error.__cause__ or error), MESSAGE_LENGTH)
         return InputError(f"{self.endpoint.url}: {reason} ({cause}). {ADVICE} {self.kept()}")
+
+    def answers(self, questions: Sequence[Question], task: Task) -> list[dict[str, Any] | None]:
+        """Return the answer to each question, None where there is no valid one."""
+        numbers = range(len(questions))
+        answers = dict(self.each(numbers, lambda number: self.ask(questions[number]), task))
+        return [answers[number] for number in numbers]
 
     def each(
         self, jobs: Sequence[T], work: Callable[[T], R], task: Task

@@ -276,7 +276,7 @@ def ask_for_names(
     with progress.task("Asking for names", len(cells), "prototypes") as task:
         answers = session.each(cells, label, task)
         labels = {cell: answer for cell, answer in answers if answer is not None}
-    return Named(labels, f"endpoint:{one_line(endpoint.model, NAME_LENGTH)}", session.usage())
+    return Named(labels, session.source, session.usage())
 
 
 def _trimmed(answer: Mapping[str, Any]) -> list[str]:
