@@ -11,16 +11,8 @@ from tokenizers.processors import TemplateProcessing
 
 from prismlm.errors import DivergenceError, FormatError, InputError
 from prismlm.eval import glue
-from prismlm.models.presets import build_model
 from prismlm.progress import SILENT
-from tests.helpers.glue_rows import (
-    CONFIGS,
-    WORDS,
-    save_glue_model,
-    words_tokenizer,
-    write_rows,
-    write_toy,
-)
+from tests.helpers.glue_rows import WORDS, save_glue_model, words_tokenizer, write_rows, write_toy
 
 BY_NAME = {task.name: task for task in glue.TASKS}
 PAIR = {"sentence1": "a", "sentence2": "b"}
@@ -60,9 +52,8 @@ LABELS = [row % 2 for row in range(40)]
 
 
 @pytest.fixture
-def classifier():
-    torch.manual_seed(0)
-    return glue.Classifier(build_model(CONFIGS["llama"]()), 2)
+def classifier(models):
+    return models["llama"].classifier(SST2, 0)
 
 
 def run(classifier, dev_metrics, epochs=3):
