@@ -12,6 +12,7 @@ from tokenizers.processors import TemplateProcessing
 from prismlm.errors import FormatError, InputError
 from prismlm.eval import robustness
 from prismlm.models.checkpoint import read_checkpoint
+from prismlm.models.seam import last_logits
 
 ROW = {"id": "0", "slice": "typo", "original": "It was good.", "perturbed": "It was giod."}
 
@@ -148,8 +149,8 @@ def test_every_slice_has_figures_of_each_model_and_differences(models, pairs):
     name, model, tokenizer = models[1]
 
     def distribution(text):
-        ids = torch.tensor(robustness.encode(model, tokenizer, [text]))
-        return robustness.log_probabilities(robustness.last_logits(model, ids))
+        rows = robustness.encode(model, tokenizer, [text])
+        return robustness.log_probabilities(last_logits(model, rows))
 
     js = [
         robustness.jensen_shannon(distribution(pair.original), distribution(pair.perturbed)).item()
@@ -245,7 +246,6 @@ def test_every_kind_of_routing_is_clamped(models, pairs, kind, routing):
     # A text's own routing changes nothing.
     _, decoder, tokenizer = model
     (text,) = robustness.encode(decoder, tokenizer, ["The river carries letters in a box."])
-    ids = torch.tensor([text])
-    before = robustness.last_logits(decoder, ids)
+    before = last_logits(decoder, [text])
     with robustness.routing_of(decoder)[1](text, list(range(len(text)))):
-        assert torch.allclose(robustness.last_logits(decoder, ids), before, atol=1e-5)
+        assert torch.allclose(last_logits(decoder, [text]), before, atol=1e-5)

@@ -46,9 +46,8 @@ from prismlm.lens.labels.endpoint import Endpoint, Question, Session, fenced, on
 from prismlm.lens.labels.endpoint import prompt as fill_template
 from prismlm.lens.opened_model import MAX_SEED, write_after
 from prismlm.models.checkpoint import read_checkpoint
-from prismlm.models.seam import Text, read_texts
+from prismlm.models.seam import last_logits
 from prismlm.outputs import write_table
-from prismlm.probes.texts import losses_at
 from prismlm.progress import SILENT, Reporter, Task
 from prismlm.run_state import begin, writing
 from prismlm.statistics import Interval, bootstrap, wilson
@@ -135,7 +134,6 @@ class LocalJudge:
             task.advance()
         return verdicts
 
-    @torch.no_grad()
     def answers(self, pair: Pair) -> dict[str, float]:
         """Return log P of each answer."""
         text, encode = question(pair, AS_TOKEN), partial(encode_text, self.tokenizer, end=False)
@@ -143,12 +141,17 @@ class LocalJudge:
             start, space = encode_chat(self.tokenizer, as_chat(text)), ""
         else:
             start, space = encode(f"{text}\n\nAnswer:", start=True), " "
-        answers = [[*start, *encode(f"{space}{name}", start=False)] for name in SCORES]
-        longest = max(map(len, answers)) - 1  # nothing is predicted after the last token
+        answers = {name: tuple(encode(f"{space}{name}", start=False)) for name in SCORES}
+        # One row for all answers of a single token.
+        rows = {ids[:n]: [*start, *ids[:n]] for ids in answers.values() for n in range(len(ids))}
+        longest = max(map(len, rows.values()))
         check_length(self.model, longest, f"a question to the judge {self.source}")
-        read = read_texts(self.model, [Text(ids, len(start)) for ids in answers])
-        losses = losses_at(self.model, read.z, read.targets)
-        return {n: -float(losses[read.text == k].sum()) for k, n in enumerate(SCORES)}
+        logits = last_logits(self.model, [*rows.values()])
+        log_p = dict(zip(rows, logits.log_softmax(-1), strict=True))
+        return {
+            name: sum(float(log_p[ids[:n]][token]) for n, token in enumerate(ids))
+            for name, ids in answers.items()
+        }
 
 
 Judge = EndpointJudge | LocalJudge

@@ -25,23 +25,21 @@ import pyarrow as pa
 import torch
 from jaxtyping import Float
 from scipy.optimize import brentq
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from prismlm import fingerprints
 from prismlm.corpus.encode import around_text, encode_text
 from prismlm.corpus.layout import strings
-from prismlm.errors import FormatError, InputError, check_finite, shown
+from prismlm.errors import FormatError, InputError, shown
 from prismlm.eval.runs import read_columns, sample_rows
 from prismlm.interventions.attention import clamp_attention, record_attention
 from prismlm.interventions.channels import OWN, ClampGates, intervene, record_gates
 from prismlm.models.attention import attention_layers
 from prismlm.models.decoders.protot import has_mixers
 from prismlm.models.device import learned_positions
-from prismlm.models.seam import output_embedding
-from prismlm.models.watch import Hook, evaluating, watch
+from prismlm.models.seam import last_logits
 from prismlm.probes.results import Row
-from prismlm.probes.texts import equal_length_batches
 from prismlm.progress import SILENT, Reporter
 from prismlm.statistics import bootstrap, mean_intervals, spearman
 
@@ -105,35 +103,22 @@ def encode(
     return [row if prefix < len(row) <= limit else [] for row in rows]
 
 
-@torch.no_grad()
-def last_logits(model: PreTrainedModel, ids: Tensor) -> Float[Tensor, "B V"]:
-    """Return the logits of the last position of each row of ``ids`` [B, T], float32."""
-
-    def last(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return (args[0][..., -1:, :], *args[1:]), kwargs
-
-    # Only the last position goes through the output embedding, the largest part of a small model.
-    with evaluating(model), watch([Hook(output_embedding(model), last)]):
-        logits = model(input_ids=ids.to(model.device), use_cache=False).logits[:, -1].float().cpu()
-    check_finite(f"logits of {type(model).__name__}", logits)
-    return logits
-
-
 def logits_on_disk(
     model: PreTrainedModel, rows: Sequence[Sequence[int]], advance: Callable[[int], None]
 ) -> Float[np.ndarray, "N V"]:
     """Return the logits after each text, in a temporary file that is deleted with the array.
 
-    Batches hold texts of one length, without padding. A row without tokens stays zero.
+    A row without tokens stays zero.
     """
     # The vocabulary may be padded, so its size is that of the logits.
-    width = last_logits(model, torch.zeros(1, 1, dtype=torch.int64)).shape[1]
+    width = last_logits(model, [[0]]).shape[1]
     with tempfile.TemporaryFile() as file:
         logits = np.memmap(file, np.float32, "w+", shape=(len(rows), width))
-    numbers = [number for number, row in enumerate(rows) if row]
-    for indices in equal_length_batches([rows[n] for n in numbers], TOKENS_PER_BATCH):
-        batch = [numbers[index] for index in indices]
-        logits[batch] = last_logits(model, torch.tensor([rows[n] for n in batch])).numpy()
+    order = sorted((n for n, row in enumerate(rows) if row), key=lambda n: -len(rows[n]))
+    while order:
+        size = max(1, TOKENS_PER_BATCH // len(rows[order[0]]))
+        batch, order = order[:size], order[size:]
+        logits[batch] = last_logits(model, [rows[n] for n in batch]).numpy()
         advance(len(batch))
     return logits
 
@@ -361,7 +346,7 @@ def measure_clamping(
             after = [logits[second]]
             for routed in (x, other) if other else (x,):
                 with clamp(routed, alignment):
-                    after.append(last_logits(model, torch.tensor([changed]))[0].numpy())
+                    after.append(last_logits(model, [changed])[0].numpy())
             before = log_probabilities(logits[first][None])
             js = jensen_shannon(before, log_probabilities(np.stack(after)))
             results.append(Divergences(pair.slice, *[*js.tolist(), math.nan][:3]))

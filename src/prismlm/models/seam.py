@@ -152,6 +152,24 @@ def last_states(
     return torch.cat([z[len(row) - count : len(row)] for z, row, count in ends])
 
 
+def last_logits(model: PreTrainedModel, rows: Sequence[Sequence[int]]) -> Float[Tensor, "B V"]:
+    """Return a model's own logits after each row of tokens, float32, on the CPU.
+
+    Only the last position of a row, padded as in :func:`last_states`, goes through the output
+    embedding, the largest part of a small model.
+    """
+    ids = pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
+    ends = torch.tensor([[len(row) - 1] for row in rows], device=model.device)
+
+    def last(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        return (args[0].take_along_dim(ends[..., None].to(args[0].device), 1), *args[1:]), kwargs
+
+    with evaluating(model), watch([Hook(output_embedding(model), last)]):
+        logits = model(input_ids=ids.to(model.device), use_cache=False).logits[:, 0].float().cpu()
+    check_finite(f"logits of {type(model).__name__}", logits)
+    return logits
+
+
 class Text(NamedTuple):
     """Tokens of a text; those from ``start`` on are predicted."""
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence, Sized
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -129,15 +129,3 @@ def _sample(name: str, rows: list[Tensor]) -> Sample:
             "is not predicted: provide longer texts."
         )
     return Sample(name, texts, len(rows) - len(texts))
-
-
-def equal_length_batches(texts: Sequence[Sized], max_tokens: int) -> Iterator[list[int]]:
-    """Yield batches of equally long texts, as their indices, at most ``max_tokens`` tokens each.
-
-    Without padding, the result for a text does not depend on the others. Longest texts first.
-    """
-    for length in sorted({len(text) for text in texts}, reverse=True):
-        indices = [index for index, text in enumerate(texts) if len(text) == length]
-        batch_size = max(1, max_tokens // length)
-        for first in range(0, len(indices), batch_size):
-            yield indices[first : first + batch_size]

@@ -16,7 +16,7 @@ from prismlm.errors import InputError
 from prismlm.models.uncertainty_feedback import CACHES, CODES, UncertaintyFeedback, uncertainty_of
 from prismlm.models.watch import evaluating
 from prismlm.ops.uncertainty_feedback import NO_CODE, neutral_code, normalised_entropy, quantise
-from prismlm.probes.texts import equal_length_batches, target_losses
+from prismlm.probes.texts import target_losses
 from prismlm.progress import SILENT, Reporter
 
 BATCH_TOKENS, BATCH_LOGITS = 2048, 2**26
@@ -78,9 +78,17 @@ def feedback_of(model: PreTrainedModel) -> UncertaintyFeedback:
 
 
 def batches_of(model: PreTrainedModel, texts: Sequence[Tensor]) -> Iterator[list[int]]:
-    """Yield the indices of equally long texts whose logits fit in memory together."""
+    """Yield the indices of equally long texts whose logits fit in memory together, longest first.
+
+    Without padding, the result for a text does not depend on the others.
+    """
     vocabulary = int(model.config.get_text_config().vocab_size)
-    return equal_length_batches(texts, min(BATCH_TOKENS, max(1, BATCH_LOGITS // vocabulary)))
+    most = min(BATCH_TOKENS, max(1, BATCH_LOGITS // vocabulary))
+    for length in sorted({len(text) for text in texts}, reverse=True):
+        indices = [index for index, text in enumerate(texts) if len(text) == length]
+        size = max(1, most // length)
+        for first in range(0, len(indices), size):
+            yield indices[first : first + size]
 
 
 def stack(rows: Sequence[Tensor], indices: Sequence[int]) -> Tensor:
