@@ -159,10 +159,10 @@ def last_logits(model: PreTrainedModel, rows: Sequence[Sequence[int]]) -> Float[
     embedding, the largest part of a small model.
     """
     ids = pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
-    ends = torch.tensor([[len(row) - 1] for row in rows], device=model.device)
+    ends = torch.tensor([len(row) - 1 for row in rows])[:, None, None]
 
     def last(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        return (args[0].take_along_dim(ends[..., None].to(args[0].device), 1), *args[1:]), kwargs
+        return (args[0].take_along_dim(ends.to(args[0].device), 1), *args[1:]), kwargs
 
     with evaluating(model), watch([Hook(output_embedding(model), last)]):
         logits = model(input_ids=ids.to(model.device), use_cache=False).logits[:, 0].float().cpu()
