@@ -9,7 +9,7 @@ import prismlm
 from prismlm.explorer import create_app
 from prismlm.explorer.session import Limits
 from tests.helpers.named_lens import named_model
-from tests.helpers.running import Running, browser, pytest_runtest_teardown, slowed
+from tests.helpers.running import Running, browser, new_page, pytest_runtest_teardown, slowed
 
 __all__ = ["browser", "pytest_runtest_teardown"]
 TOKEN = "the-key-of-this-run"
@@ -31,43 +31,40 @@ class Served(Running):
         self.lm, self.name = lm, lm.path.resolve().name
         self.address = f"http://{self.host}/?token={TOKEN}"
 
-    def refused(self, method, path, body=None, expected=400):
-        """Return the error of a request that must be refused."""
+    def text(self, method, path, body=None, expected=200):
+        """Return the text of a response, which must have this status."""
         status, _, data = self.ask(method, path, body)
         assert status == expected, data
-        return json.loads(data)["error"]
+        return data.decode()
 
     def json(self, method, path, body=None):
         """Return the JSON of a request that must succeed."""
-        status, _, data = self.ask(method, path, body)
-        assert status == 200, data
-        return json.loads(data)
+        return json.loads(self.text(method, path, body))
 
-    def write(self, prompt, tokens, **more):
+    def refused(self, method, path, body=None, expected=400):
+        """Return the error of a request that must be refused."""
+        return json.loads(self.text(method, path, body, expected))["error"]
+
+    def write(self, prompt, tokens):
         """Return the response to a text, or to a question if it is a list of messages."""
         chat = not isinstance(prompt, str)
         path = "/api/v1/chat/completions" if chat else "/api/v1/completions"
         put = {"messages": list(prompt)} if chat else {"prompt": prompt}
-        return self.json("POST", path, put | {"model": self.name, "max_tokens": tokens} | more)
+        return self.json("POST", path, put | {"model": self.name, "max_tokens": tokens})
+
+    def shown(self, key, more=""):
+        """Return what the page shows of an answer, by its id."""
+        return self.json("GET", f"/api/answers/{key}{more}")
 
     def answer(self, prompt, tokens):
         """Return what the page shows of the answer to a text or to messages."""
-        return self.json("GET", f"/api/answers/{self.write(prompt, tokens)['id']}")
+        return self.shown(self.write(prompt, tokens)["id"])
 
-    def events(self, path, body=None):
+    def events(self, path, body):
         """Return the server-sent events of a request, as pairs of name and data."""
-        status, _, data = self.ask("GET" if body is None else "POST", path, body)
-        assert status == 200, data
-        blocks = (block.split("\n", 1) for block in data.decode().strip().split("\n\n"))
-        return [
-            (n.removeprefix("event: "), json.loads(d.removeprefix("data: "))) for n, d in blocks
-        ]
-
-
-def texts_of(rows):
-    """Return rows of texts or chats as the body of an audit."""
-    content = "\n".join(json.dumps(row) for row in rows)
-    return {"files": [{"name": "texts.jsonl", "content": content}]}
+        blocks = self.text("POST", path, body).strip().split("\n\n")
+        pairs = (block.removeprefix("event: ").split("\ndata: ", 1) for block in blocks)
+        return [(name, json.loads(data)) for name, data in pairs]
 
 
 @pytest.fixture
@@ -97,17 +94,12 @@ def named(tiny_model, tmp_path_factory):
 
 
 @contextlib.contextmanager
-def visited(browser, served, **options):
-    """A page of the explorer, opened with its key; an error in its scripts fails the test."""
-    context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}} | options)
-    page = context.new_page()
-    errors = []
-    page.on("pageerror", lambda error: errors.append(error))
-    page.goto(served.address)
-    page.wait_for_selector(".x-nav a")
-    yield page
-    context.close()
-    assert errors == []
+def visited(browser, served):
+    """A page of the explorer, opened with its key."""
+    with new_page(browser) as page:
+        page.goto(served.address)
+        page.wait_for_selector(".x-nav a")
+        yield page
 
 
 @pytest.fixture
@@ -134,9 +126,3 @@ def unfold(page):
     page.wait_for_selector(".x-exports")
     if not page.locator(".p-tokens[open]").count():
         page.click(".p-tokens > summary")
-
-
-def assert_fits_a_phone(page):
-    """A phone scrolls in one direction only."""
-    page.set_viewport_size({"width": 390, "height": 844})
-    assert page.evaluate("document.documentElement.scrollWidth") <= 390

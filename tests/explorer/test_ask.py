@@ -1,4 +1,4 @@
-"""Answers to texts over real HTTP, against `explain`, and asked for in a browser."""
+"""Answers to texts and questions over real HTTP, against `explain`, and in a browser."""
 
 import shutil
 
@@ -6,41 +6,55 @@ import openai
 import pytest
 
 import prismlm
-from tests.explorer.conftest import TEXT, TOKEN, Served, ask, go, visited
+from prismlm.corpus.chat import as_chat
+from prismlm.corpus.pieces import visible
+from tests.explorer.conftest import (
+    PROMPTS,
+    QUESTIONS,
+    TEXT,
+    TOKEN,
+    Served,
+    ask,
+    go,
+    unfold,
+    visited,
+)
+from tests.helpers.chats import ASKED, QUESTION, chatting
 from tests.helpers.running import slowed
 
 
-def test_an_answer_of_the_api_is_shown_by_its_id(served, lm):
-    response = served.write(TEXT, 6)
-    trace, key = lm.explain(TEXT, generate=6), response["id"]
-    shown = served.json("GET", f"/api/answers/{key}")
-    question = served.json("GET", f"/api/answers/{key}/asked")
-    assert (shown["id"], question) == (key, {"text": TEXT, "messages": []})
+def test_an_answer_of_the_api_is_shown_by_its_id_whoever_wrote_it(served, lm):
+    body = {"model": served.name, "prompt": "", "answer": TEXT}
+    read = served.json("POST", "/api/v1/attributions", body)["id"]
+    response, trace = served.write(TEXT, 6), lm.explain(TEXT, generate=6)
+    key, last = response["id"], f"/steps/{len(trace) - 1}"
+    for one, own in ((read, lm.explain(TEXT)), (key, trace)):
+        shown = served.shown(one)
+        assert (shown["id"], served.shown(one, "/asked")) == (one, {"text": TEXT, "messages": []})
+        assert [step["from"] for step in shown["steps"]] == [step.target_from for step in own]
+        for name in ("logit", "probability"):
+            figures = [step[name] for step in shown["steps"]]
+            assert figures == pytest.approx([getattr(step, name) for step in own], rel=1e-5)
     assert shown["answer"] == response["choices"][0]["text"].strip() == trace.answer.strip()
-    probabilities = [step["probability"] for step in shown["steps"]]
-    assert probabilities == pytest.approx([step.probability for step in trace], rel=1e-4)
-    path = f"/api/answers/{key}/steps/{len(trace) - 1}"
-    shares = [passage.share for passage in trace[-1:].passages(8)]
-    documents = served.json("GET", path)["documents"]
-    assert [document["share"] for document in documents] == pytest.approx(shares, rel=1e-4)
-    opposing = served.json("GET", f"{path}/against")["against"]
-    shares = [p.share for p in trace[-1:].against(4)]
-    assert [p["share"] for p in opposing] == pytest.approx(shares, rel=1e-4)
+    for passages, expected in (
+        (served.shown(key, last)["documents"], trace[-1:].passages(8)),
+        (served.shown(key, f"{last}/against")["against"], trace[-1:].against(4)),
+    ):
+        shares = [passage["share"] for passage in passages]
+        assert shares == pytest.approx([passage.share for passage in expected], rel=1e-4)
     status, headers, page = served.ask("GET", f"/api/answers/{key}/report.html")
     assert status == 200
     assert "attachment" in headers["content-disposition"]
     assert b"<title>Where the answer comes from" in page
-    assert served.json("GET", f"/api/answers/{key}/report.json").keys() == trace.to_dict().keys()
+    assert served.shown(key, "/report.json").keys() == trace.to_dict().keys()
 
 
-def test_an_answer_by_others_is_shown_too(served, lm):
-    body = {"model": served.name, "prompt": "", "answer": TEXT}
-    key = served.json("POST", "/api/v1/attributions", body)["id"]
-    shown, trace = served.json("GET", f"/api/answers/{key}"), lm.explain(TEXT)
-    logits = [step["logit"] for step in shown["steps"]]
-    assert logits == pytest.approx([step.logit for step in trace], rel=1e-5)
-    assert not any(step["from"] == "generated" for step in shown["steps"])
-    assert served.json("GET", f"/api/answers/{key}/asked")["text"] == TEXT
+def test_an_error_of_the_model_has_openais_form(served, lm):
+    hook = lm.model.base_model.register_forward_pre_hook(lambda *_: 1 / 0)
+    body = {"model": served.name, "prompt": TEXT, "max_tokens": 1}
+    error = served.refused("POST", "/api/v1/completions", body, expected=500)
+    hook.remove()
+    assert (error["message"], error["type"]) == ("ZeroDivisionError in the server.", "server_error")
 
 
 def test_answers_are_stopped_and_kept(lm):
@@ -49,72 +63,61 @@ def test_answers_are_stopped_and_kept(lm):
         stream = client.completions.create(
             model=server.name, prompt=TEXT, max_tokens=400, stream=True
         )
-        key = next(stream).id
-        assert "not finished yet" in server.refused("GET", f"/api/answers/{key}")
-        server.json("POST", f"/api/answers/{key}/stop", {})
+        path = f"/api/answers/{next(stream).id}"
+        assert "not finished yet" in server.refused("GET", path)
+        server.json("POST", f"{path}/stop", {})
         *_, last = stream
         assert last.choices[0].finish_reason == "stop"
         assert last.prismlm["documents"]
-        assert 0 < len(server.json("GET", f"/api/answers/{key}")["steps"]) < 300
-        assert server.json("GET", f"/api/answers/{key}/steps/0")["documents"]
-        assert server.json("POST", f"/api/answers/{key}/stop", {}) == {"stopped": True}
+        assert 0 < len(server.json("GET", path)["steps"]) < 300
+        assert server.json("GET", f"{path}/steps/0")["documents"]
+        assert server.json("POST", f"{path}/stop", {}) == {"stopped": True}
         long = server.write("word " * 160, 1)["id"]
         assert "the explorer shows 300" in server.refused("GET", f"/api/answers/{long}")
-        assert "the last 1 are kept" in server.refused("GET", f"/api/answers/{key}")
+        assert "the last 1 are kept" in server.refused("GET", path)
 
 
 def test_a_model_without_a_lens_says_what_is_missing_and_still_answers(
     tiny_model, tmp_path, browser
 ):
     copy = shutil.copytree(tiny_model, tmp_path / "bare", ignore=lambda *_: ["lens"])
-    with Served(prismlm.load(copy)) as server:
+    with Served(prismlm.load(copy)) as server, visited(browser, server) as page:
         (missing,) = server.json("GET", "/api/model")["missing"]
-        assert "prismlm index" in missing["command"]
         answer = server.answer(TEXT, 2)
-        assert "prismlm index" in answer["support"]["sentence"]
         assert answer["whole"] is None
-        for path in ("/api/map", "/api/prototypes", "/api/prototypes/7"):
-            assert "prismlm index" in server.refused("GET", path)
-        with visited(browser, server) as page:
-            ask(page, tokens=2)
-            page.click(".x-column")
-            page.wait_for_selector(".p-aside :text('No lens, so no training text')")
+        paths = ("/api/map", "/api/prototypes", "/api/prototypes/7")
+        errors = [server.refused("GET", path) for path in paths]
+        for words in (missing["command"], answer["support"]["sentence"], *errors):
+            assert "prismlm index" in words
+        ask(page, tokens=2)
+        page.click(".x-column")
+        page.wait_for_selector(".p-aside :text('No lens, so no training text')")
 
 
 def test_the_first_view_has_prompts_and_the_shares_of_the_corpus(page, lm):
     card = page.locator(".x-try")
-    assert card.all_inner_texts() == ["medicine\nThe symptoms of this disease in patients include"]
+    assert card.all_inner_texts() == [f"medicine\n{PROMPTS['medicine']}"]
     meta = lm.lens.meta
     facts = [f"{meta.documents:,}", f"{meta.tokens:,}", "yes"]
     assert page.locator(".x-held dd").all_inner_texts() == facts
-    rates = lm.lens.cells.base_rates("domain")
-    bars = [bar.rsplit(None, 2) for bar in page.locator(".x-held .p-bars li").all_inner_texts()]
-    percents = [float(bar[1]) for bar in bars]
-    largest = sorted(rates.tolist(), reverse=True)[:12]
+    bars = page.locator(".x-held .p-bars li").all_inner_texts()
+    largest = sorted(lm.lens.cells.base_rates("domain").tolist(), reverse=True)[:12]
+    percents = [float(bar.rsplit(None, 2)[1]) for bar in bars]
     assert percents == pytest.approx([100 * rate for rate in largest], abs=0.51)
     card.focus()
     page.keyboard.press("Enter")
     page.wait_for_selector(".x-exports")
-    assert page.input_value(".x-prompt").startswith("The symptoms of")
-
-
-def test_an_answer_is_opened_by_its_address_whoever_asked(page, served, lm):
-    key = served.write(TEXT, 6)["id"]
-    go(page, f"ask/{key}")
-    page.wait_for_selector(".x-exports")
-    assert page.inner_text(".p-answer") == lm.explain(TEXT, generate=6).answer.strip()
-    assert page.input_value(".x-prompt") == TEXT
-    go(page, "ask/none")
-    page.wait_for_selector(".x-problem >> text=there is no answer 'none'")
+    assert page.input_value(".x-prompt") == PROMPTS["medicine"]
 
 
 def test_columns_are_as_high_as_the_logits_and_walked_by_keyboard(page):
     ask(page)
-    assert page.locator(".x-column").count() == 6
+    columns = page.locator(".x-column")
+    assert columns.count() == 6
     assert page.locator(".x-answer .p-token").count() >= 12
     # Slices of a column are as high, above zero less below it, as the logit that stands below.
-    heights = page.evaluate(
-        """() => [...document.querySelectorAll('.x-column')].map((column) => {
+    heights = columns.evaluate_all(
+        """columns => columns.map((column) => {
           const sum = (side) => [...column.querySelectorAll(`.${side} .x-slice`)]
             .reduce((total, slice) => total + Number(slice.style.getPropertyValue('--v')), 0);
           return [sum('x-up') - sum('x-down'), column.getAttribute('aria-label')];
@@ -124,13 +127,14 @@ def test_columns_are_as_high_as_the_logits_and_walked_by_keyboard(page):
         logit = float(label.split("logit ")[1].split(",")[0].replace("−", "-"))
         assert height == pytest.approx(logit, abs=0.02)
     # The five largest prototypes, all others as one, and the residual.
-    column = page.locator(".x-column").nth(1)
-    assert column.locator(".x-slice[data-prototype]").count() == 5
-    assert column.locator(".x-rest-of").count() == column.locator(".x-residual").count() == 1
-    column.locator(".x-slice[data-prototype]").first.hover()
+    slices = columns.nth(1).locator(".x-slice[data-prototype]")
+    assert slices.count() == 5
+    assert columns.nth(1).locator(".x-rest-of").count() == 1
+    assert columns.nth(1).locator(".x-residual").count() == 1
+    slices.first.hover()
     page.wait_for_selector(".x-hover mark")
     # From here a person walks by keyboard, and reads on.
-    page.click(".x-column")
+    columns.first.click()
     assert "→" in page.inner_text(".p-title h2")
     page.focus(".x-columns")
     page.keyboard.press("ArrowRight")
@@ -149,13 +153,95 @@ def test_columns_are_as_high_as_the_logits_and_walked_by_keyboard(page):
     assert download.value.suggested_filename == "answer.parquet"
 
 
-def test_words_of_the_corpus_stand_below_the_passages(page, lm):
+def test_an_answer_is_opened_by_its_address_and_quotes_the_corpus(page, served, lm):
+    go(page, f"ask/{served.write(TEXT, 6)['id']}")
+    page.wait_for_selector(".x-exports")
+    assert page.inner_text(".p-answer") == lm.explain(TEXT, generate=6).answer.strip()
+    assert page.input_value(".x-prompt") == TEXT
+    go(page, "ask/none")
+    page.wait_for_selector(".x-problem >> text=there is no answer 'none'")
     corpus = lm.lens.corpus
     text = corpus.text(3)[: corpus.spans(3)[15, 1]]
     ask(page, text, 0)
-    span = page.locator(".p-whole .p-verbatim li")
-    assert span.locator("q").first.inner_text().split()[0] in text
-    link = span.locator("a").first
-    assert link.get_attribute("href").startswith("#/document/")
-    link.click()
+    span = page.locator(".p-whole .p-verbatim li").first
+    assert span.locator("q").inner_text().split()[0] in text
+    assert span.locator("a").get_attribute("href").startswith("#/document/")
+    span.locator("a").click()
     page.wait_for_selector(".x-document mark")
+
+
+# -- with a chat template
+
+
+@pytest.fixture(scope="module")
+def chats(tiny_model, tmp_path_factory):
+    lm = prismlm.load(chatting(tiny_model, tmp_path_factory.mktemp("chat") / "model"))
+    with Served(lm, tokens=64) as server:
+        yield server
+
+
+def test_a_question_follows_an_answer_which_is_one_message_if_it_was_continued(chats):
+    lm, question = chats.lm, list(as_chat(QUESTION))
+    first, trace = chats.answer(question, 4), lm.explain(question, generate=4)
+    written = [step.target_id for step in trace][-4:]
+    answer = lm.tokenizer.decode(written, skip_special_tokens=True)
+    messages = [*question, {"role": "assistant", "content": answer}]
+    assert chats.shown(first["id"], "/asked")["messages"] == messages
+    messages += as_chat("Why?")
+    second, trace = chats.answer(messages, 3), lm.explain(messages, generate=3)
+    assert "".join(second["tokens"]).startswith(lm.as_text(messages))
+    assert second["answer"] == trace.answer.strip()
+    targets = [visible(step.pieces[1].label) for step in trace]
+    assert [step["target"] for step in second["steps"]] == targets
+    third = chats.write([*question, {"role": "assistant", "content": "The patient"}], 3)
+    answer = "The patient" + third["choices"][0]["message"]["content"]
+    messages = [*question, {"role": "assistant", "content": answer}]
+    assert chats.shown(third["id"], "/asked")["messages"] == messages
+
+
+def test_what_is_refused_without_a_template(served):
+    asked, chat = {"text": QUESTION, "chat": True}, list(as_chat(QUESTION))
+    whole = {"model": served.name, "messages": chat}
+    for path, body in (("steer/leading", asked), ("v1/chat/completions", whole)):
+        assert "has no chat template" in str(served.refused("POST", f"/api/{path}", body))
+
+
+def test_an_answer_is_steered(chats):
+    question = {"text": QUESTION, "chat": True}
+    leading = chats.json("POST", "/api/steer/leading", question)
+    edit = {"prototype": leading["prototypes"][0]["id"], "strength": -1, "generate": 3, "draws": 1}
+    data = chats.events("/api/steer", question | edit)[-1][1]
+    assert data["prompt"] == ASKED
+    # The template's marks stand in it once.
+    assert data["text"].startswith(ASKED)
+    assert data["text"].count("<user>") == data["unedited"].count("<user>") == 1
+    plain = chats.json("POST", "/api/steer/leading", {"text": QUESTION})
+    assert plain["probability"] != leading["probability"]
+
+
+def test_a_person_asks_a_question(browser, chats):
+    with visited(browser, chats) as page:
+        box = page.get_by_label("as a question")
+        assert box.is_checked()
+        assert page.locator(".x-try").all_inner_texts() == [f"medicine\n{QUESTIONS['medicine']}"]
+        page.fill("label:has-text('tokens') input", "4")
+        page.click(".x-try")
+        unfold(page)
+        assert page.inner_text(".x-answer .p-text").startswith("<user>")
+        assert "--chat --generate 4" in page.inner_text(".x-command")
+        page.fill(".x-prompt", "Why?")
+        page.click("button:has-text('Follow up')")
+        page.wait_for_selector(".x-answer .p-text:has-text('Why?')")
+        page.wait_for_selector(".x-exports")
+        assert QUESTIONS["medicine"] in page.inner_text(".x-answer .p-text")
+        assert page.locator(".x-foot").is_hidden()
+        page.fill(".x-prompt", QUESTION)
+        page.press(".x-prompt", "Enter")
+        page.wait_for_selector(f".x-answer .p-text:has-text('{QUESTION}')")
+        assert "Why?" not in page.inner_text(".x-answer .p-text")
+        box.uncheck()
+        assert page.locator("button:has-text('Follow up')").count() == 0
+        assert "--chat" not in page.inner_text(".x-command")
+        page.click(".x-example")
+        page.wait_for_selector(".x-answer .p-text:has-text('The symptoms')")
+        assert not page.inner_text(".x-answer .p-text").startswith("<user>")

@@ -8,8 +8,9 @@ from typer.testing import CliRunner
 from prismlm.cli.app import app
 from prismlm.corpus.documents import Document
 from prismlm.explain.audit import Audit
-from tests.explorer.conftest import Served, assert_fits_a_phone, go, texts_of
-from tests.helpers.axe import problems
+from tests.explorer.conftest import Served, go, visited
+from tests.helpers.axe import assert_accessible
+from tests.helpers.running import assert_fits_a_phone
 
 LAW = "The court ruled that the contract was void and dismissed the appeal."
 TEXTS = [
@@ -21,8 +22,8 @@ KINDS = ("parquet", "jsonl", "csv", "html")
 
 
 @pytest.fixture(scope="module")
-def files(tmp_path_factory):
-    """Files of every kind that a browser reads."""
+def commanded(tiny_model, tmp_path_factory):
+    """Files of every kind that a browser reads, and what the command writes of them, by kind."""
     rows = "\n".join(json.dumps(row) for row in TEXTS[:2]) + "\n\n" + json.dumps({"text": LAW})
     contents = {
         "a.txt": LAW + "\n\n",
@@ -34,21 +35,16 @@ def files(tmp_path_factory):
     folder = tmp_path_factory.mktemp("texts")
     for name, content in contents.items():
         (folder / name).write_bytes(content.encode())
-    return sorted(folder.iterdir())
-
-
-@pytest.fixture(scope="module")
-def commanded(tiny_model, files, tmp_path_factory):
-    """What the command writes of the files, by kind."""
-    out = tmp_path_factory.mktemp("commanded")
+    files, out = sorted(folder.iterdir()), tmp_path_factory.mktemp("commanded")
     options = [word for kind in KINDS for word in (f"--{kind}", str(out / f"audit.{kind}"))]
     result = CliRunner().invoke(app, ["audit", str(tiny_model), *map(str, files), *options])
     assert result.exit_code == 0, result.output
-    return {kind: (out / f"audit.{kind}").read_bytes() for kind in KINDS}
+    return files, {kind: (out / f"audit.{kind}").read_bytes() for kind in KINDS}
 
 
 def test_rows_and_sums_are_those_of_an_audit(served, lm):
-    (name, start), *sent, (_, end) = served.events("/api/audits", texts_of(TEXTS))
+    files = [{"name": "texts.jsonl", "content": "\n".join(map(json.dumps, TEXTS))}]
+    (name, start), *sent, (_, end) = served.events("/api/audits", {"files": files})
     assert (name, start["texts"], {name for name, _ in sent}) == ("start", 3, {"row"})
     audit = Audit(lm)
     rows = list(audit.read(Document(text["id"], text["text"]) for text in TEXTS))
@@ -64,9 +60,7 @@ def test_rows_and_sums_are_those_of_an_audit(served, lm):
             assert shown["key"] == item.key
             assert shown["share"] == pytest.approx(item.share, rel=1e-5)
         assert group["unattributed"] == pytest.approx(sources.unattributed, rel=1e-5)
-    status, _, data = served.ask("GET", f"/api/audits/{end['id']}/report.csv")
-    assert status == 200
-    assert b"\r\n'=1+1," in data
+    assert "\r\n'=1+1," in served.text("GET", f"/api/audits/{end['id']}/report.csv")
 
 
 def test_files_that_are_refused(served):
@@ -91,27 +85,28 @@ def audit_files(page, files):
     page.click(".x-audit .x-go")
 
 
-def test_in_a_browser_files_give_the_files_of_the_command(page, files, commanded, tmp_path):
+def test_in_a_browser_files_give_the_files_of_the_command(page, commanded, tmp_path):
+    files, written = commanded
     audit_files(page, files)
     page.wait_for_selector(".x-audit-figures")
-    assert problems(page) == []
+    assert_accessible(page)
     assert "e.csv --html report.html" in page.inner_text(".x-command")
     for kind, label in zip(KINDS, ("Parquet", "JSON lines", "CSV", "HTML"), strict=True):
         with page.expect_download() as download:
             page.click(f".x-exports >> text='{label}'")
-        saved = tmp_path / download.value.suggested_filename
-        download.value.save_as(saved)
-        assert saved.name == f"audit.{kind}"
-        assert saved.read_bytes() == commanded[kind], kind
-    rows = json.loads("[" + ",".join(commanded["jsonl"].decode().splitlines()) + "]")
+        assert download.value.suggested_filename == f"audit.{kind}"
+        download.value.save_as(tmp_path / kind)
+        assert (tmp_path / kind).read_bytes() == written[kind], kind
+    rows = list(map(json.loads, written["jsonl"].splitlines()))
+    assert len(rows) == 9
     shown = page.locator(".x-text-table tbody tr")
-    assert shown.count() == len(rows) == 9
     # What is only the beginning of a text says so.
-    ends = [shown.nth(i).locator("bdi").first.inner_text().endswith("…") for i in range(9)]
+    openings = shown.locator("td:first-child > bdi").all_inner_texts()
+    ends = [opening.endswith("…") for opening in openings]
     assert ends == [len(row["opening"]) == 120 for row in rows]
     assert set(ends) == {True, False}
     page.select_option(".x-order", "support")
-    scores = [float(shown.nth(i).locator("td:nth-child(4) small").inner_text()) for i in range(9)]
+    scores = list(map(float, shown.locator("td:nth-child(4) small").all_inner_texts()))
     assert scores == pytest.approx(sorted(row["support_score"] for row in rows), abs=0.006)
     assert page.locator(".x-audit b >> text=lmao").count() == 0
     assert_fits_a_phone(page)
@@ -120,23 +115,21 @@ def test_in_a_browser_files_give_the_files_of_the_command(page, files, commanded
     page.wait_for_selector("#place")
 
 
-def test_in_a_browser_a_held_out_text_is_tried(page, served):
+@pytest.mark.usefixtures("slow_model")
+def test_in_a_browser_a_held_out_text_is_tried_and_dropped_texts_can_be_stopped(page, served):
     texts = served.json("GET", "/api/model")["texts"]
     go(page, "audit")
     buttons = page.locator(".x-audit .x-examples button")
     buttons.first.wait_for()
+    assert_accessible(page)
     assert buttons.all_inner_texts() == list(texts)
     buttons.last.click()
     assert page.input_value(".x-audit .x-prompt") == list(texts.values())[-1]
     page.click(".x-audit .x-go")
     page.wait_for_selector(".x-audit-figures")
-    assert page.locator(".x-text-table tbody tr").count() == 1
-
-
-@pytest.mark.usefixtures("slow_model")
-def test_in_a_browser_dropped_texts_can_be_stopped(page):
-    go(page, "audit")
-    page.wait_for_selector(".x-drop")
+    rows = page.locator(".x-text-table tbody tr")
+    assert rows.count() == 1
+    page.fill(".x-audit .x-prompt", "")
     page.evaluate(
         """text => {
           const held = new DataTransfer();
@@ -147,28 +140,23 @@ def test_in_a_browser_dropped_texts_can_be_stopped(page):
         }""",
         TEXTS[1]["text"],
     )
-    page.wait_for_selector(".x-text-table tbody tr")
+    page.wait_for_selector(".x-note:has-text('of 300 texts')")
+    rows.first.wait_for()
     page.click(".x-audit .x-stop")
-    page.wait_for_selector(".x-stopped")
-    count = page.locator(".x-text-table tbody tr").count()
-    assert 0 < count < 300
-    assert "of 300 texts" in page.inner_text(".x-stopped")
+    page.wait_for_selector(".x-stopped >> text=of 300 texts")
+    assert 0 < rows.count() < 300
     assert page.locator(".x-exports a").count() == 4
 
 
 def test_in_a_browser_what_cannot_be_audited_is_reported(lm, browser, tmp_path):
-    cases = {
-        "large.txt": (b"word " * 900, "large.txt has 4,500 bytes: 1,000 characters", 0),
-        "rows.csv": (b"body\nOne.\n", "rows.csv: there is no column 'text'", 1),
-    }
     posts = []
-    with Served(lm, audited=1000) as server:
-        page = browser.new_page()
+    with Served(lm, audited=1000) as server, visited(browser, server) as page:
         page.on("request", lambda request: request.method == "POST" and posts.append(request.url))
-        page.goto(server.address)
-        for name, (content, words, sent) in cases.items():
+        for name, content, words, sent in (
+            ("large.txt", b"word " * 900, "large.txt has 4,500 bytes: 1,000 characters", 0),
+            ("rows.csv", b"body\nOne.\n", "rows.csv: there is no column 'text'", 1),
+        ):
             (tmp_path / name).write_bytes(content)
             audit_files(page, [tmp_path / name])
             page.wait_for_selector(f".x-audit .x-problem >> text={words}")
             assert len(posts) == sent
-        page.close()

@@ -10,15 +10,17 @@ from prismlm.corpus import Corpus, build_corpus
 from prismlm.explorer.overview import held_out_texts, lens_options
 from prismlm.files import json_text
 
+COFFEE = "Coffee is brewed with hot water."
 
-def of_corpus(corpus):
-    """A lens of which nothing but its corpus is asked."""
-    return SimpleNamespace(corpus=corpus)
+
+def texts_of(corpus):
+    """The texts of a lens, of which nothing but its corpus is asked."""
+    return held_out_texts(SimpleNamespace(corpus=corpus))
 
 
 def test_texts_begin_held_out_documents_of_each_domain(tiny_corpus):
     corpus = Corpus.open(tiny_corpus)
-    texts = held_out_texts(of_corpus(corpus))
+    texts = texts_of(corpus)
     domains, held = corpus.column("domain"), corpus.split("heldout").tolist()
     assert list(texts) == sorted({domains[number] for number in held})
     for domain, text in texts.items():
@@ -28,30 +30,21 @@ def test_texts_begin_held_out_documents_of_each_domain(tiny_corpus):
         assert text == whole or (len(text) >= 600 and whole[len(text)].isspace())
 
 
-@pytest.mark.parametrize("fraction", [0.0, 0.5])
-def test_a_corpus_of_at_most_one_domain_is_told_by_titles(tiny_model, tmp_path, fraction):
-    rows = [
-        {"id": f"d{n}", "title": f"The {n}\nth", "text": f"Begin with {n}. " * n}
-        for n in range(1, 60)
-    ]
+@pytest.mark.parametrize(("fraction", "count"), [(0.0, 0), (0.5, 12), (0.999, 1)])
+def test_a_corpus_of_at_most_one_domain_is_named_by_titles_or_first_words(
+    tiny_model, tmp_path, fraction, count
+):
+    rows = [{"title": f"The {n}\nth", "text": f"Begin with {n}. " * n} for n in range(1, 60)]
     source = tmp_path / "documents.jsonl"
+    rows = rows if count != 1 else [{"text": COFFEE}]
     source.write_text("".join(json_text(row) + "\n" for row in rows), encoding="utf-8")
     corpus = build_corpus(
         source, tmp_path / "corpus", tokenizer=tiny_model, heldout_fraction=fraction
     )
-    texts = held_out_texts(of_corpus(corpus))
-    numbers = [int(name.split()[-2]) for name in texts]
-    assert len(texts) == (12 if fraction else 0)
-    assert all(corpus.doc_ids.index(f"d{n}") in corpus.split("heldout") for n in numbers)
-
-
-def test_a_document_without_title_has_its_first_words_as_name(tiny_model, tmp_path):
-    text = "Coffee is brewed with hot water."
-    (tmp_path / "coffee.txt").write_text(text)
-    corpus = build_corpus(
-        tmp_path / "coffee.txt", tmp_path / "corpus", tokenizer=tiny_model, heldout_fraction=0.999
-    )
-    assert held_out_texts(of_corpus(corpus)) == {text: text}
+    texts = texts_of(corpus)
+    titles = [corpus.column("title")[number] for number in corpus.split("heldout").tolist()]
+    assert len(texts) == count
+    assert texts == {COFFEE: COFFEE} or {name.replace(" th", "\nth") for name in texts} <= {*titles}
 
 
 def test_commands_choose_a_lens_that_is_not_the_default(tiny_model, tmp_path):

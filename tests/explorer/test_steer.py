@@ -14,7 +14,9 @@ from prismlm.cli.app import app
 from prismlm.direction_marks import marks_shown
 from prismlm.explain.what_if import what_if
 from prismlm.interventions.steering import cautions, steer, strongest
-from tests.explorer.conftest import TEXT, assert_fits_a_phone, go, visited
+from tests.explorer.conftest import TEXT, go, visited
+from tests.helpers.axe import assert_accessible
+from tests.helpers.running import assert_fits_a_phone
 
 # What the explorer tells is rounded, and is otherwise the same to the last bit.
 SIX_DIGITS = {"rel": 5e-6, "abs": 0}
@@ -49,10 +51,9 @@ def test_a_strength_is_the_edit_of_the_library(served, lm, strength, edit):
     for one, token in zip(data["tokens"], steered.tokens, strict=True):
         for name in ("before", "after", "control"):
             assert one[name] == pytest.approx(getattr(token, name), **SIX_DIGITS)
-    logs = [math.log(token.after / token.before) for token in steered.tokens]
-    assert data["change"] == pytest.approx(sum(logs) / len(logs), **SIX_DIGITS)
-    controls = [math.log(token.control / token.before) for token in steered.tokens]
-    assert data["control"] == pytest.approx(sum(controls) / len(controls), **SIX_DIGITS)
+    for name, other in (("change", "after"), ("control", "control")):
+        logs = [math.log(getattr(token, other) / token.before) for token in steered.tokens]
+        assert data[name] == pytest.approx(sum(logs) / len(logs), **SIX_DIGITS)
 
 
 def test_a_strength_that_is_not_given_is_found(served, lm):
@@ -79,18 +80,11 @@ def test_what_cannot_be_done_is_refused(served):
     assert "the explorer reads 60" in served.refused("POST", "/api/steer/leading", body)
 
 
-@pytest.fixture
-def controller(lm):
-    """A controller in the folder of the model, where the page finds it."""
+def test_the_page_writes_under_a_controller(browser, served, lm):
+    controller = Controller(tuple((use.id, 0.0) for use in lm.explain(TEXT)[-1].prototypes))
     folder = lm.path / "controllers"
     folder.mkdir()
-    one = Controller(tuple((use.id, 0.0) for use in lm.explain(TEXT)[-1].prototypes))
-    one.save(folder / "one.safetensors")
-    yield one
-    shutil.rmtree(folder)
-
-
-def test_the_page_writes_under_a_controller(browser, served, lm, controller):
+    controller.save(folder / "one.safetensors")
     body = {"text": TEXT, "controller": "controllers/one.safetensors", "generate": 1, "draws": 1}
     assert served.events("/api/steer", body)[-1][1]["strength"] is None
     with visited(browser, served) as page:
@@ -102,10 +96,15 @@ def test_the_page_writes_under_a_controller(browser, served, lm, controller):
         assert f"--controller {lm.path}" in command.inner_text()
         page.get_by_role("button", name="Steer").click()
         page.wait_for_selector(".x-steered")
-        after, before = (one.inner_text() for one in page.locator(".x-written p").all())
+        shown = page.locator(".x-written p").all_inner_texts()
+    shutil.rmtree(folder)
     expected = steer(lm, TEXT, [controller], generate=4, draws=0)
     assert expected.text != expected.unedited
-    assert (after.strip(), before.strip()) == (expected.text.strip(), expected.unedited.strip())
+    assert [text.strip() for text in shown] == [expected.text.strip(), expected.unedited.strip()]
+
+
+def signed(nats):
+    return f"{'−' if nats < 0 else '+'}{abs(nats):.2f}"
 
 
 def test_the_page_estimates_an_answer_without_documents(page, lm):
@@ -113,20 +112,17 @@ def test_the_page_estimates_an_answer_without_documents(page, lm):
     go(page, "steer")
     page.get_by_label("Prompt").fill(TEXT)
     page.get_by_label("tokens").fill("4")
-    box, sign = page.locator(".x-removal"), lambda x: f"{'−' if x < 0 else '+'}{abs(x):.2f}"
+    box = page.locator(".x-removal")
     for without in (first.doc_id, f"source={first.source}", f"license={first.license}"):
         box.get_by_label("or without").fill(without)
         box.get_by_role("button", name="Estimate").click()
         expected = what_if(lm, TEXT, [without], generate=4)
         box.get_by_text(f"Of 4 tokens, without {expected.documents} documents.").wait_for()
+        now = expected.log_probability
         for row, one in zip(box.locator("tbody tr").all(), expected.estimates, strict=True):
-            now, then = expected.log_probability, expected.log_probability + one.change
-            shown = (
-                one.method,
-                f"{sign(now)} → {sign(then)}",
-                f"{sign(one.low)} to {sign(one.high)}",
-            )
-            assert all(words in row.inner_text() for words in shown)
+            change = f"{signed(now)} → {signed(now + one.change)}"
+            interval = f"{signed(one.low)} to {signed(one.high)}"
+            assert all(words in row.inner_text() for words in (one.method, change, interval))
         assert expected.answer.strip() in box.inner_text()
     box.get_by_label("or without").fill("nowhere")
     box.get_by_role("button", name="Estimate").click()
@@ -134,36 +130,33 @@ def test_the_page_estimates_an_answer_without_documents(page, lm):
     assert_fits_a_phone(page)
 
 
-def test_what_the_next_token_relies_on_is_that_of_explain(served, lm):
-    data = served.json("POST", "/api/steer/leading", {"text": TEXT})
-    step = lm.explain(TEXT)[-1]
+def test_what_the_next_token_relies_on_is_that_of_explain_and_offered(page, served, lm):
+    data, step = served.json("POST", "/api/steer/leading", {"text": TEXT}), lm.explain(TEXT)[-1]
     assert data["probability"] == pytest.approx(step.probability, **SIX_DIGITS)
     parts = [step.residual, step.bias, *(use.contribution for use in step.prototypes)]
     raised = sum(max(0, part) for part in parts)
-    leading = step.prototypes[:5]
-    assert [one["id"] for one in data["prototypes"]] == [use.id for use in leading]
-    assert [one["name"] for one in data["prototypes"]] == [marks_shown(u.name) for u in leading]
-    shares = [use.contribution / raised for use in leading]
-    assert [one["share"] for one in data["prototypes"]] == pytest.approx(shares, **SIX_DIGITS)
-
-
-def test_the_page_offers_what_the_next_token_relies_on(page, served):
+    names = [marks_shown(use.name) for use in step.prototypes[:5]]
+    for one, use, name in zip(data["prototypes"], step.prototypes[:5], names, strict=True):
+        assert (one["id"], one["name"]) == (use.id, name)
+        assert one["share"] == pytest.approx(use.contribution / raised, **SIX_DIGITS)
     go(page, "steer")
-    offered = page.locator(".x-lead")
+    offered, first = page.locator(".x-lead"), step.prototypes[0].id
     offered.first.wait_for()
     page.get_by_label("Prompt").fill(TEXT)
     page.get_by_label("Prompt").blur()
-    data = served.json("POST", "/api/steer/leading", {"text": TEXT})["prototypes"]
-    names = [f".x-lead:nth-of-type({i}):has-text('{one['name']}')" for i, one in enumerate(data, 1)]
-    page.wait_for_selector(":root:has({})".format("):has(".join(names)))
+    shown = [f".x-lead:nth-of-type({i}):has-text('{name}')" for i, name in enumerate(names, 1)]
+    page.wait_for_selector(":root:has({})".format("):has(".join(shown)))
+    assert_accessible(page)
     button = page.get_by_role("button", name="Steer")
     assert button.is_disabled()
     offered.first.click()
-    page.wait_for_url(re.compile(rf"prototype={data[0]['id']}&strength=-100"))
+    page.wait_for_url(re.compile(rf"prototype={first}&strength=-100"))
     assert offered.first.get_attribute("aria-pressed") == "true"
-    assert f"--prototype {data[0]['id']} --edit ablate" in page.inner_text(".x-command")
+    assert f"--prototype {first} --edit ablate" in page.inner_text(".x-command")
+    # What is offered stays where it is until the next comes: this click leaves the prompt.
+    page.get_by_label("Prompt").fill("The council")
     button.click()
-    page.wait_for_selector(".x-steered")
+    page.wait_for_selector(".x-steered:has-text('The council')")
 
 
 def test_the_page_shows_what_its_command_gives(page):

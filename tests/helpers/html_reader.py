@@ -9,15 +9,13 @@ VOID = {"meta", "br", "img", "link", "input", "hr"}
 
 
 class Reader(HTMLParser):
-    """Collects elements, ids, text and the JSON blocks; fails on tags that do not nest."""
+    """Collects elements and JSON blocks; fails on tags that do not nest."""
 
     def __init__(self, html: str) -> None:
         super().__init__()
         self.open: list[str] = []
         self.elements: list[tuple[str, dict[str, str | None]]] = []
         self.blocks: list[dict] = []
-        self.scripts: list[str] = []
-        self.text = ""
         self.feed(html)
         assert self.open == []
 
@@ -30,14 +28,8 @@ class Reader(HTMLParser):
         assert self.open.pop() == tag
 
     def handle_data(self, data):
-        inside = self.open[-1] if self.open else ""
-        if inside == "script":
-            if self.elements[-1][1].get("type") == "application/json":
-                self.blocks.append(json.loads(data))
-            else:
-                self.scripts.append(data)
-        elif inside != "style":
-            self.text += data
+        if self.open[-1:] == ["script"] and self.elements[-1][1].get("type") == "application/json":
+            self.blocks.append(json.loads(data))
 
     def all(self, tag, **attributes):
         wanted = attributes.items()

@@ -30,9 +30,6 @@ class Running:
         return self
 
     def __exit__(self, *_):
-        self.stop()
-
-    def stop(self):
         self.server.should_exit = True
         self.thread.join()
 
@@ -107,6 +104,23 @@ def chromium():
         )
         yield browser
         browser.close()
+
+
+@contextlib.contextmanager
+def new_page(browser, **options):
+    """An empty page, in a context of its own; an error in the scripts of what it shows fails."""
+    context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}} | options)
+    page, errors = context.new_page(), []
+    page.on("pageerror", lambda error: errors.append(error))
+    yield page
+    context.close()
+    assert errors == []
+
+
+def assert_fits_a_phone(page):
+    """A phone scrolls in one direction only."""
+    page.set_viewport_size({"width": 390, "height": 844})
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
 
 
 @contextlib.contextmanager

@@ -4,7 +4,7 @@ import contextlib
 
 import pytest
 
-from tests.helpers.running import browser, pytest_runtest_teardown
+from tests.helpers.running import browser, new_page, pytest_runtest_teardown
 
 __all__ = ["browser", "pytest_runtest_teardown"]
 
@@ -14,18 +14,14 @@ def opened(browser, tmp_path):
     """What opens HTML in a tab; an error in its scripts, or a request, fails the test."""
 
     @contextlib.contextmanager
-    def tab(html, fragment="", **options):
-        path = tmp_path / "page.html"
+    def tab(html, fragment=""):
+        path, errors, requests = tmp_path / "page.html", [], []
         path.write_text(html, encoding="utf-8")
-        errors, requests = [], []
-        context = browser.new_context(**{"viewport": {"width": 1280, "height": 900}} | options)
-        page = context.new_page()
-        page.on("pageerror", lambda error: errors.append(str(error)))
-        page.on("console", lambda said: said.type == "error" and errors.append(said.text))
-        page.on("request", lambda request: requests.append(request.url))
-        page.goto(path.as_uri() + fragment)
-        yield page
-        context.close()
+        with new_page(browser) as page:
+            page.on("console", lambda said: said.type == "error" and errors.append(said.text))
+            page.on("request", lambda request: requests.append(request.url))
+            page.goto(path.as_uri() + fragment)
+            yield page
         assert errors == []
         assert {url.partition("#")[0] for url in requests} == {path.as_uri()}
 

@@ -1,7 +1,5 @@
 """The page of an audit in a browser, on a phone too."""
 
-from __future__ import annotations
-
 import pytest
 
 import prismlm
@@ -9,6 +7,7 @@ from prismlm.corpus import Document
 from prismlm.explain.audit import Audit
 from prismlm.lens.lens import Around
 from prismlm.pages.audit import audit_page
+from tests.helpers.running import assert_fits_a_phone
 
 TURN = "\u202e"
 ASKED = "You are a helpful assistant. Answer in one sentence. Question: "
@@ -22,8 +21,7 @@ TEXTS = [
 
 @pytest.fixture(scope="module")
 def audit(tiny_model):
-    lm = prismlm.load(tiny_model)
-    audit = Audit(lm)
+    audit = Audit(prismlm.load(tiny_model))
     list(audit.read(TEXTS))
     return audit
 
@@ -38,22 +36,20 @@ def test_figures_documents_and_texts_that_stand_out(opened, audit):
     }
     summary["least_supported"][0] |= {"level": "weak", "off_subject": True}
     with opened(audit_page(summary)) as tab:
-        least = tab.locator(".p-block").first.locator("tbody tr").first.inner_text()
-        assert "names nothing of the question" in least
-        figures = dict(zip(*[tab.locator(f".p-figure {part}").all_inner_texts() for part in
-                             ("span", "b")], strict=True))  # fmt: skip
-        assert figures["predictions"] == str(summary["predictions"])
-        source = summary["shares"]["source"]
+        least = tab.locator(".p-block").first.locator("tbody tr").first
+        assert "names nothing of the question" in least.inner_text()
+        figure = tab.locator(".p-figure", has_text="predictions").locator("b")
+        assert figure.inner_text() == str(summary["predictions"])
+        keys = [one["key"] for one in summary["shares"]["source"]["items"]]
         bars = tab.locator(".p-columns-3 section").first.locator("li").all_inner_texts()
-        assert [bar.split()[0] for bar in bars[:12]] == [one["key"] for one in source["items"][:12]]
-        assert bars[12].startswith(f"{len(source['items']) - 12} more")
+        assert [bar.split()[0] for bar in bars[:12]] == keys[:12]
+        assert bars[12].startswith(f"{len(keys) - 12} more")
         assert "Left out: chat without an answer: 2." in tab.inner_text("main")
         first = tab.locator(".p-documents li").first
         assert first.locator("mark").inner_text() == "<school>"
         assert "A ‹U+202E›title" in first.inner_text()
         assert first.locator("a").count() == 0
-        tab.set_viewport_size({"width": 390, "height": 844})
-        assert tab.evaluate("document.documentElement.scrollWidth") == 390
+        assert_fits_a_phone(tab)
 
 
 def test_a_filter_and_a_lens_without_a_scale(opened, audit):

@@ -1,7 +1,5 @@
 """The page holds the gates it shows, lets no text become markup, and works in a browser."""
 
-from __future__ import annotations
-
 import json
 import re
 from itertools import product
@@ -15,7 +13,6 @@ import torch
 from prismlm.corpus import build_corpus
 from prismlm.corpus.windows import Sequences
 from prismlm.errors import InputError
-from prismlm.outputs import write_text
 from prismlm.pages.channels import channel_page, channels_data
 from prismlm.probes.channels import read_channels
 from prismlm.probes.channels.report import channel_report
@@ -49,29 +46,9 @@ def model(corpus):
     return make_model(len(corpus.tokenizer))
 
 
-@pytest.fixture(scope="module")
-def report(corpus, model):
-    return channel_report(
-        model, corpus.tokenizer, Sequences(corpus, "all", 48), text=TEXT, name=EVIL
-    )
-
-
-@pytest.fixture(scope="module")
-def page(corpus, model, report):
-    return channel_page(report, model, corpus)
-
-
-def stored(data, layer, channel):
-    """Yield each text with its write gates, read gates and decays; None for a constant decay."""
-    shown, shared = data["layers"][layer]["channels"][channel], data["layers"][layer]["shared"]
-    for (number, _), gates in zip(shown["texts"], shown["gates"], strict=True):
-        write, read = (
-            np.array(gates["write" if shared else kind]) / 1000 * most
-            for kind, most in zip(("write", "read"), shown["largest"], strict=True)
-        )
-        text = data["texts"][number]
-        assert len(write) == sum(text["many"].get(i, 1) for i in range(len(text["words"])))
-        yield text, write, read, gates.get("decay")
+def reported(model, corpus, length):
+    sequences = Sequences(corpus, "all", length)
+    return channel_report(model, corpus.tokenizer, sequences, text=TEXT, name=EVIL)
 
 
 @pytest.fixture(scope="module")
@@ -91,48 +68,50 @@ def begun(tmp_path_factory):
 def test_gates_are_those_of_each_text_alone(request, source, length, decay_mode):
     corpus = request.getfixturevalue(source)
     model = make_model(len(corpus.tokenizer), decay_mode=decay_mode)
-    report = channel_report(
-        model, corpus.tokenizer, Sequences(corpus, "all", length), text=TEXT, name=EVIL
-    )
+    report = reported(model, corpus, length)
     assert any(passage.offset for passage in report.passages.values()) or source == "corpus"
     data = channels_data(model, corpus, report)
     assert "NaN" not in json.dumps(data, allow_nan=False)
     assert [len(layer["channels"]) for layer in data["layers"]] == [CHANNELS] * LAYERS
-    read = {}
+    # The tokens before each text, and its curves by layer.
+    read = {None: (0, report.text.curves)}
     for start, passage in report.passages.items():
         prefix = corpus.prefix if passage.offset else []
         ids = [*prefix, *corpus.read_tokens(start, len(passage.text.tokens)).tolist()]
-        read[start] = read_channels(model, torch.tensor(ids)), len(prefix)
+        read[start] = len(prefix), read_channels(model, torch.tensor(ids))
     for layer, k in product(range(LAYERS), range(CHANNELS)):
-        channel, shown = report.layers[layer].channels[k], data["layers"][layer]["channels"][k]
-        expected = [(report.text.curves, 0), *(read[s["position"]] for s in channel["sequences"])]
-        kept = list(stored(data, layer, k))
-        assert "".join(kept[0][0]["words"]) == TEXT
-        for (_, write, read_gates, decay), (curves, skipped) in zip(kept, expected, strict=True):
-            own, most = curves[layer], shown["largest"]
-            for found, gates, largest in (
-                (write, own.write, most[0]),
-                (read_gates, own.read, most[1]),
-            ):
-                error = np.abs(found - gates[skipped:, k].numpy())
-                assert error.max() <= 0.00051 * largest
-            assert (decay is None) == (decay_mode == "channel") == (shown["halfLife"] is not None)
-            if decay is not None:
-                logs = own.decay[skipped:, k].double().log()
-                np.testing.assert_allclose(np.log(decay), logs, rtol=0.002)
-        for sequence, (text, write, *_) in zip(channel["sequences"], kept[1:], strict=True):
-            assert "".join(text["words"]) == excerpt(
-                corpus, sequence["position"], sequence["length"]
-            )
+        shown, shared = data["layers"][layer]["channels"][k], data["layers"][layer]["shared"]
+        assert (shown["halfLife"] is not None) == (decay_mode == "channel")
+        # Of the report's own text, which comes first, and of those of the corpus.
+        sequences = [
+            {"position": None, "tokens": []},
+            *report.layers[layer].channels[k]["sequences"],
+        ]
+        triples = zip(shown["texts"], shown["gates"], sequences, strict=True)
+        for (number, _), gates, sequence in triples:
+            text, position = data["texts"][number], sequence["position"]
+            skipped, curves = read[position]
+            own = TEXT if position is None else excerpt(corpus, position, sequence["length"])
+            assert "".join(text["words"]) == own
+            length = sum(text["many"].get(i, 1) for i in range(len(text["words"])))
+            assert len(gates["write"]) == length
+            for kind, most in zip(("write", "read"), shown["largest"], strict=True):
+                kept = np.array(gates["write" if shared else kind]) / 1000 * most
+                own = getattr(curves[layer], kind)[skipped:, k].numpy()
+                assert np.abs(kept - own).max() <= 0.00051 * most
+            assert ("decay" in gates) == (decay_mode == "token")
+            if "decay" in gates:
+                logs = curves[layer].decay[skipped:, k].double().log()
+                np.testing.assert_allclose(np.log(gates["decay"]), logs, rtol=0.002)
+            most = shown["largest"][0]
             for token in sequence["tokens"]:
-                gate = write[token["position"] - sequence["position"]]
-                assert abs(gate - token["gate"]) <= 0.00051 * shown["largest"][0]
+                gate = gates["write"][token["position"] - position] / 1000 * most
+                assert abs(gate - token["gate"]) <= 0.00051 * most
 
 
-def test_a_page_of_a_text_alone_and_what_has_none(corpus, model, tmp_path):
+def test_a_page_of_a_text_alone_and_what_has_none(corpus, model):
     alone = channel_report(model, corpus.tokenizer, text="The river.")
-    write_text(tmp_path / "page.html", channel_page(alone, model, None))
-    (data,) = Reader((tmp_path / "page.html").read_text(encoding="utf-8")).blocks
+    (data,) = Reader(channel_page(alone, model, None)).blocks
     assert len(data["texts"]) == 1
     assert data["documents"] == []
     llama = make_llama(len(corpus.tokenizer))
@@ -144,26 +123,21 @@ def test_a_page_of_a_text_alone_and_what_has_none(corpus, model, tmp_path):
 def assert_finds(words, chosen, text, memory):
     """What the chosen word finds: the figures of the library."""
     weights = memory[sum(text.counts[: chosen + 1]) - 1]
-    shares = [0.0] * len(text.words)
-    for place, word in enumerate(text.word_of):
-        shares[word] += weights[place].item()
-    labels = [words.nth(i).get_attribute("aria-label") for i in range(len(text.words))]
+    shares = np.bincount(text.word_of, weights.numpy(), len(text.words))
+    labels = words.evaluate_all("all => all.map((one) => one.getAttribute('aria-label'))")
     for label, share in zip(labels, shares, strict=True):
         match = re.search(r"memory (<1|\d+) %", label)
         assert match, label
         assert abs(float(match[1].strip("<")) / 100 - share) < 0.02
-    strength = [
-        float(words.nth(i).evaluate("n => n.style.getPropertyValue('--a')"))
-        for i in range(chosen + 2)
-    ]
-    assert strength[: chosen + 1] == pytest.approx(
-        [s / max(shares) for s in shares[: chosen + 1]], abs=0.03
-    )
-    assert strength[chosen + 1] == 0
+    strength = words.evaluate_all("all => all.map((one) => +one.style.getPropertyValue('--a'))")
+    last = chosen + 1
+    assert strength[:last] == pytest.approx(shares[:last] / max(shares), abs=0.03)
+    assert strength[last] == 0
 
 
-def test_in_a_browser(opened, page, report):
-    with opened(page) as tab:
+def test_in_a_browser(opened, corpus, model):
+    report = reported(model, corpus, 48)
+    with opened(channel_page(report, model, corpus)) as tab:
         assert tab.title() == f"What the channels carry: {EVIL}"
         assert "Layer 0, channel 0" in tab.inner_text(".c-main")
 

@@ -1,22 +1,13 @@
-"""Scripts of the explorer in one file."""
+"""A page in one file: scripts and styles of the explorer, and its data."""
 
 import re
 
-import pytest
-
 from prismlm.direction_marks import marks_shown
 from prismlm.lens.labels.contexts import CATEGORIES
-from prismlm.pages.frame import COLOURS, NONE, bundle, colour, html_page
+from prismlm.pages.frame import COLOURS, NONE, colour, html_page
 from tests.helpers.html_reader import Reader
 
 EVIL = "</script><script>document.title='hurt'</script><!-- \u2028 \u202egnp"
-
-
-@pytest.mark.parametrize("entry", ["trace", "audit", "map", "channels"])
-def test_a_bundle_holds_each_module_once_and_nothing_of_modules(entry):
-    script = bundle(f"{entry}_page.js")
-    assert not re.search(r"^(import|export)\b|</script|<!--|sourceMappingURL", script, re.MULTILINE)
-    assert script.count("const signed = ") == 1
 
 
 def test_text_is_data_and_nothing_is_requested():
@@ -30,6 +21,9 @@ def test_text_is_data_and_nothing_is_requested():
     assert not [a for _, a in reader.elements if "src" in a or "href" in a]
     style = html[html.index("<style>") : html.index("</style>")]
     assert not re.search(r"url\(|@import", style)
+    # Each module is there once, and nothing of its own file.
+    assert html.count("const signed = ") == 1
+    assert not re.search(r"^(import|export)\b|<!--|sourceMappingURL", html, re.MULTILINE)
 
 
 def test_every_category_has_a_colour():

@@ -19,7 +19,7 @@ def attention_maps(tokens, count=1):
     return [AttentionMap(Head(6, n, "signal", n), own, names) for n, own in enumerate(weights)]
 
 
-def test_attention_panels_show_the_weights_over_one_scale():
+def test_attention_panels_show_the_weights_over_one_scale_and_no_more_than_can_be_read():
     maps = attention_maps(SENTENCE, 3)
     panels = [a for a in maps_figure(maps).axes if a.get_title(loc="left").startswith("layer")]
     assert [axes.get_title(loc="left") for axes in panels] == [
@@ -34,8 +34,5 @@ def test_attention_panels_show_the_weights_over_one_scale():
         assert shown.mask[0].tolist() == [False] + [True] * 8
         assert (image.norm.vmin, image.norm.vmax) == (0, pytest.approx(largest))
         assert [label.get_text() for label in axes.get_yticklabels()] == [f"·{x}" for x in SENTENCE]
-
-
-def test_attention_pictures_that_could_not_be_read():
     with pytest.raises(InputError, match="at most 48 tokens, not 1 and 49"):
         maps_figure(attention_maps(["word"] * 49))

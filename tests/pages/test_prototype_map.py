@@ -6,6 +6,7 @@ from prismlm.direction_marks import marks_shown
 from prismlm.pages.frame import colour
 from prismlm.pages.prototype_map import prototype_map_page
 from tests.helpers.named_lens import CATEGORIES, named_model
+from tests.helpers.running import assert_fits_a_phone
 
 HOSTILE = '</script><script>document.title="run"</script> \u202egnp'
 
@@ -22,9 +23,8 @@ def test_a_person_looks_around(opened, lens):
     with opened(html) as tab:
         side = tab.locator(".x-side")
         assert side.locator("h2").inner_text() == "192 prototypes"
-        dots = tab.locator(".x-chip i").evaluate_all(
-            "all => all.map((one) => one.style.getPropertyValue('--k').trim())"
-        )
+        colours = "all => all.map((one) => one.style.getPropertyValue('--k'))"
+        dots = tab.locator(".x-chip i").evaluate_all(colours)
         assert sorted(dots) == sorted(colour(name) for name in CATEGORIES)
         tab.get_by_role("button", name="Few places").click()
         tab.locator(".x-chip", has_text="Morphology").click()
@@ -42,8 +42,7 @@ def test_a_person_looks_around(opened, lens):
         tab.get_by_label("Search prototypes").fill("")
         tab.locator(".x-over").press("ArrowRight")
         side.locator("h2", has_text="word118 → next118").wait_for()
-        tab.set_viewport_size({"width": 390, "height": 800})
-        assert tab.evaluate("document.documentElement.scrollWidth") == 390
+        assert_fits_a_phone(tab)
 
 
 def test_an_address_names_a_prototype_and_names_are_text(opened, lens):

@@ -15,9 +15,8 @@ class Served(Running):
     def __init__(self, lm, **options):
         super().__init__(lambda host: create_app(lm, name="tiny", **options))
         self.lm, self.engine = lm, self.app.state.server.engine
-        base, key = f"http://{self.host}/v1", options.get("api_key") or "none"
-        self.address = {"base_url": base, "api_key": key, "max_retries": 0}
-        self.client = openai.OpenAI(**self.address)
+        base = f"http://{self.host}/v1"
+        self.client = openai.OpenAI(base_url=base, api_key="none", max_retries=0)
 
     def __exit__(self, *_):
         self.client.close()

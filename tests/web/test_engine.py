@@ -1,8 +1,10 @@
-"""Texts written together get what each gets alone."""
+"""The chunks sent of a text, and texts written together, which get what each gets alone."""
 
 import asyncio
 import random
 import time
+from functools import partial
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -56,47 +58,86 @@ def test_texts_that_join_and_leave_get_the_states_they_get_alone(name):
     model, draw = build(name), random.Random(0)
     texts = [[draw.randrange(1, 320) for _ in range(draw.randrange(8, 40))] for _ in range(9)]
     begun = [draw.randrange(1, len(text)) for text in texts]
-    batch, rows, outputs = Batch(model), [], {number: [] for number in range(len(texts))}
+    batch, rows, outputs = Batch(model), [], [[] for _ in texts]
     waiting, most = list(range(len(texts))), 0
     while waiting or rows:
-        ended = [row for row in rows if begun[row] == len(texts[row])]
-        keep = [place for place, row in enumerate(rows) if row not in ended]
+        keep = [place for place, row in enumerate(rows) if begun[row] < len(texts[row])]
         batch.keep(keep)
         rows = [rows[place] for place in keep]
-        if rows:
-            states, _, logits = batch.step([texts[row][begun[row]] for row in rows])
-            for row, state, after in zip(rows, states, logits, strict=True):
-                begun[row] += 1
-                outputs[row].append((state[None], after))
+        read = batch.step([texts[row][begun[row]] for row in rows]) if rows else []
+        for row in rows:
+            begun[row] += 1
         if waiting and draw.random() < 0.4:
-            row = waiting.pop()
-            z, _, after = batch.join(torch.tensor([texts[row][: begun[row]]]))
-            outputs[row].append((z, after))
-            rows.append(row)
+            rows.append(waiting.pop())
+            read.append(batch.join(torch.tensor([texts[rows[-1]][: begun[rows[-1]]]])))
+        for row, output in zip(rows, read, strict=True):
+            outputs[row].append(output)
         most = max(most, len(rows))
     assert most > 3
     # Nothing is kept of texts that have left.
     assert not batch._layers
-    for text, seen in zip(texts, outputs.values(), strict=True):
+    for text, seen in zip(texts, outputs, strict=True):
         with torch.no_grad(), capture(model) as alone:
             logits = model(torch.tensor([text])).logits[0]
-        states = torch.cat([state for state, _ in seen])
-        torch.testing.assert_close(states, alone.z[0], rtol=1e-4, atol=1e-4)
-        after = torch.stack([row for _, row in seen])
-        torch.testing.assert_close(after, logits[-len(seen) :], rtol=1e-4, atol=1e-4)
+        states, _, after = zip(*seen, strict=True)
+        close = {"rtol": 1e-4, "atol": 1e-4}
+        torch.testing.assert_close(torch.cat(states), alone.z[0], **close)
+        torch.testing.assert_close(torch.stack(after), logits[-len(seen) :], **close)
 
 
 def test_of_calls_at_the_same_moment_so_many_wait_and_others_are_refused():
-    done = []
-
-    async def ask(number):
-        await queue.run(lambda: done.append(number))
+    done, queue = [], RequestQueue(2)
 
     async def all_at_once():
-        return await asyncio.gather(*map(ask, range(9)), return_exceptions=True)
+        calls = (queue.run(partial(done.append, number)) for number in range(9))
+        return await asyncio.gather(*calls, return_exceptions=True)
 
-    queue = RequestQueue(2)
     errors = asyncio.run(all_at_once())
     assert done == [0, 1, 2]
     assert [type(error) for error in errors[3:]] == [Busy] * 6
     assert queue.waiting == 0
+
+
+# -- the chunks of one text, whose tokens are single bytes of UTF-8
+
+END = 256
+LM = SimpleNamespace(
+    model=SimpleNamespace(generation_config=SimpleNamespace(eos_token_id=END)),
+    words=lambda ids: bytes(one for one in ids if one < END).decode(errors="replace"),
+)
+
+
+def written(data, stop=(), tokens=100):
+    """Return a generation of these bytes, and the chunks sent of it."""
+
+    async def write():
+        wanted = Sampling(tokens, stop=stop, alternatives=0)
+        writing = Generation(LM, "", torch.tensor([[1]]), wanted)
+        for token in [*data.encode(), END]:
+            if not writing.finished:
+                writing.accept(token, torch.zeros(END + 1))
+        await asyncio.sleep(0)
+        return writing, [writing.chunks.get_nowait() for _ in range(writing.chunks.qsize())]
+
+    return asyncio.run(write())
+
+
+@pytest.mark.parametrize(
+    ("data", "stop", "tokens", "text"),
+    [
+        ("ab 東京 é.", (), 6, "ab 東"),
+        ("ab 東京 é.", (), 5, "ab \ufffd"),
+        ("ab ENDÖ cd", ("ENDÖ",), 100, "ab "),
+        ("ab ENDE cd", ("ENDÖ", "x"), 100, "ab ENDE cd"),
+        ("東京 cd", ("京",), 100, "東"),
+        ("ab EN", ("END",), 100, "ab EN"),
+    ],
+)
+def test_pieces_join_to_the_text_with_every_token_of_it(data, stop, tokens, text):
+    writing, chunks = written(data, stop, tokens)
+    assert writing.text == text
+    assert "".join(one.text for one in chunks) == text
+    assert all("\ufffd" not in one.text for one in chunks[:-1])
+    own = [one for one in writing.ids if one != END]
+    assert LM.words(own) == text
+    assert [choice.token for one in chunks for choice in one.tokens] == own

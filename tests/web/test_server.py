@@ -1,9 +1,10 @@
 """OpenAI's own client, over real HTTP, compared with what `explain` gives for the same text."""
 
-import asyncio
 import json
 import shutil
 import time
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 import openai
 import pytest
@@ -21,11 +22,16 @@ ASKED = [{"role": "user", "content": QUESTION}]
 TEXT = "The patient was given a dose of the drug"
 
 
+def user(content):
+    return [{"role": "user", "content": content}]
+
+
 def assert_sources(value, trace, by="domain"):
     """A `prismlm` object has the sources of a trace."""
     assert value["support"]["level"] == trace.support.level
     assert value["support"]["score"] == pytest.approx(trace.support.score, abs=1e-4)
     assert value["support"]["sentence"] == trace.support.sentence
+    assert value["sources"]["by"] == by
     shares = {item["key"]: item["share"] for item in value["sources"]["items"]}
     expected = {item.key: item.share for item in trace.sources(by).items}
     assert shares == pytest.approx(expected, abs=1e-3)
@@ -48,42 +54,36 @@ def test_an_answer_is_what_explain_gives(served, lm):
     counts = used.prompt_tokens, used.completion_tokens, used.total_tokens
     assert counts == (prompt, written, prompt + written)
     assert choice.finish_reason == ("stop" if written < 12 else "length")
-
-
-def test_a_prompt_is_continued(served, lm):
+    # So is the continuation of a text.
     trace = lm.explain(TEXT, generate=9)
     answer = served.complete(TEXT, max_tokens=9, extra_body={"prismlm": {"by": "license"}})
     assert answer.choices[0].text == trace.answer
     assert_sources(answer.prismlm, trace, "license")
-    assert answer.prismlm["sources"]["by"] == "license"
+
+
+def words_of(answer):
+    """Return the text of a response or a chunk, and its tokens with their log-probabilities."""
+    (choice,) = answer.choices
+    if hasattr(choice, "text"):
+        logprobs = choice.logprobs
+        pairs = logprobs and zip(logprobs.tokens, logprobs.token_logprobs, strict=True)
+        return choice.text, list(pairs or ())
+    message = getattr(choice, "delta", None) or choice.message
+    tokens = choice.logprobs.content if choice.logprobs else ()
+    return message.content or "", [(token.token, token.logprob) for token in tokens]
 
 
 @pytest.mark.parametrize("chat", [True, False])
 def test_a_stream_has_the_same_in_chunks(served, chat):
-    def ask(**options):
-        if chat:
-            more = {"logprobs": True, "top_logprobs": 2}
-            return served.chat(ASKED, max_tokens=12, **options, **more)
-        return served.complete(TEXT, max_tokens=12, logprobs=2, **options)
-
-    def text(choice):
-        message = getattr(choice, "delta", None) or getattr(choice, "message", None)
-        return (message.content or "") if chat else choice.text
-
-    def tokens(choice):
-        logprobs = choice.logprobs
-        if logprobs is None:
-            return []
-        if chat:
-            return [(token.token, token.logprob) for token in logprobs.content]
-        return list(zip(logprobs.tokens, logprobs.token_logprobs, strict=True))
-
+    ask = partial(served.chat, ASKED, top_logprobs=2) if chat else partial(served.complete, TEXT)
+    ask = partial(ask, max_tokens=12, logprobs=True if chat else 2)
     whole = ask()
     *parts, last, usage = ask(stream=True, stream_options={"include_usage": True})
     assert len(parts) > 3
-    assert "".join(text(part.choices[0]) for part in parts) == text(whole.choices[0])
-    streamed = [token for part in parts for token in tokens(part.choices[0])]
-    expected = tokens(whole.choices[0])
+    texts, tokens = zip(*map(words_of, parts), strict=True)
+    text, expected = words_of(whole)
+    assert "".join(texts) == text
+    streamed = [token for some in tokens for token in some]
     assert [word for word, _ in streamed] == [word for word, _ in expected]
     assert [p for _, p in streamed] == pytest.approx([p for _, p in expected], abs=1e-4)
     assert {part.choices[0].finish_reason for part in parts} == {None}
@@ -115,24 +115,23 @@ def test_log_probabilities_are_the_models_own(served, lm):
 
 
 def test_a_seed_draws_what_generate_draws(served, lm):
-    def drawn(**options):
-        return served.complete(TEXT, max_tokens=16, **options).choices[0].text
+    def drawn(server=served, **options):
+        return server.complete(TEXT, max_tokens=16, **options).choices[0].text
 
+    hot, prompt, texts = {"temperature": 1.5, "seed": 7}, lm.encode(TEXT), []
     for seed in (0, 7):
-        expected = lm.generate(TEXT, tokens=16, temperature=1.5, seed=seed)
-        assert TEXT + drawn(temperature=1.5, seed=seed) == expected
-    assert drawn(temperature=1.5, seed=0) != drawn(temperature=1.5, seed=7)
-    prompt = lm.encode(TEXT)
+        texts.append(drawn(temperature=1.5, seed=seed))
+        assert TEXT + texts[-1] == lm.generate(TEXT, tokens=16, temperature=1.5, seed=seed)
+    assert texts[0] != texts[1]
     for top_p in (0.3, 0.9):
         ids = lm.write(prompt, 16, 1.5, 7, top_p=top_p)
         expected = lm.words(ids[0, prompt.shape[1] :])
-        assert drawn(temperature=1.5, seed=7, top_p=top_p) == expected
+        assert drawn(**hot, top_p=top_p) == expected
     # So little of the probability is the top token's.
-    assert drawn(temperature=1.5, seed=7, top_p=0) == drawn()
+    assert drawn(**hot, top_p=0) == drawn()
     # As a model that writes one text at a time does.
     with Served(lm, batch_size=1) as single:
-        answer = single.complete(TEXT, max_tokens=16, temperature=1.5, seed=7, top_p=0.9)
-    assert answer.choices[0].text == expected
+        assert drawn(single, **hot, top_p=0.9) == expected
 
 
 def test_a_text_ends_before_a_stop_sequence(served, lm):
@@ -157,14 +156,14 @@ def test_a_text_ends_before_a_stop_sequence(served, lm):
 def test_sources_are_limited_or_left_out_and_neutral_parameters_accepted(served):
     few = served.chat(ASKED, max_tokens=4, extra_body={"prismlm": {"documents": 1}})
     assert len(few.prismlm["documents"]) == len(few.prismlm["passages"]) == 1
-    neutral = {"temperature": None, "top_p": None, "stop": None, "seed": None, "stream": None}
+    neutral = dict.fromkeys(("temperature", "top_p", "stop", "seed", "stream"))
     neutral |= {"n": 1, "tools": [], "response_format": {"type": "text"}, "user": "me"}
     none = {"max_tokens": 4, "extra_body": {"prismlm": False}}
-    parts = user([{"type": "text", "text": QUESTION}])
-    answers = [served.chat(ASKED, **none, **neutral), served.chat(parts, **none)]
-    assert answers[0].choices[0].message == answers[1].choices[0].message
-    assert not hasattr(answers[0], "prismlm")
-    assert answers[0].choices[0].message.annotations == []
+    plain = served.chat(ASKED, **none, **neutral)
+    parts = served.chat(user([{"type": "text", "text": QUESTION}]), **none)
+    assert plain.choices[0].message == parts.choices[0].message
+    assert not hasattr(plain, "prismlm")
+    assert plain.choices[0].message.annotations == []
 
 
 def test_an_answer_of_any_engine_is_attributed(served, lm):
@@ -184,31 +183,27 @@ def test_an_answer_of_any_engine_is_attributed(served, lm):
 
 def test_sentences_of_the_corpus_are_cited(served, lm):
     """An answer that is a document's own text: annotations lie where its sentences are."""
-    facts = lm.lens.cells.facts
-    cited = 0
+    cited = []
     for number in range(0, 60, 3):
         text = lm.lens.corpus.text(number)[:400].rpartition(".")[0] + "."
         # What is cited names something of the question.
         asked = user(f"What of {max(text.split(), key=len)}?")
-        value = served.attribute(messages=asked, answer=text)
-        for annotation in value["annotations"]:
+        for annotation in served.attribute(messages=asked, answer=text)["annotations"]:
             assert annotation["type"] == "url_citation"
             place = annotation["url_citation"]
             sentence = text[place["start_index"] : place["end_index"]]
             assert sentence == sentence.strip() != ""
             assert place["url"]
-            cited += place["url"] == facts(number)["url"]
-    assert cited > 5
+            cited.append(place["url"] == lm.lens.cells.facts(number)["url"])
+    assert sum(cited) > 5
 
 
 UNSUPPORTED, TOO_LONG = "unsupported_parameter", "context_length_exceeded"
 TOOL = {"type": "function", "function": {"name": "f", "parameters": {}}}
 IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA=="}}
+PICTURED = user([{"type": "text", "text": "What is this?"}, IMAGE])
 LONG = "drug " * 600
-
-
-def user(content):
-    return [{"role": "user", "content": content}]
+ANSWERED = [*ASKED, {"role": "assistant", "content": LONG}]
 
 
 @pytest.mark.parametrize(
@@ -218,20 +213,12 @@ def user(content):
         ("chat", {"tools": [TOOL]}, UNSUPPORTED, "tools", ""),
         ("chat", {"extra_body": {"top_k": 5}}, UNSUPPORTED, "top_k", ""),
         ("chat", {"temperature": -1}, None, "temperature", ""),
-        (
-            "chat",
-            {"messages": user([{"type": "text", "text": "What is this?"}, IMAGE])},
-            *(None, "messages.0.content.str", "should be 'text'"),
-        ),
+        ("chat", {"messages": PICTURED}, None, "messages.0.content.str", "should be 'text'"),
         ("chat", {"extra_body": {"prismlm": {"by": "licence"}}}, None, "prismlm.bool", "'license'"),
         ("chat", {"messages": user(LONG)}, TOO_LONG, "messages", ""),
         ("complete", {"prompt": ["a", "b"]}, None, "prompt.str", "at most 1"),
         ("complete", {"max_tokens": 5000}, TOO_LONG, "prompt", "5000 to generate"),
-        (
-            "attribute",
-            {"messages": [*ASKED, {"role": "assistant", "content": LONG}]},
-            *(TOO_LONG, "messages", "shorten it"),
-        ),
+        ("attribute", {"messages": ANSWERED}, TOO_LONG, "messages", "shorten it"),
     ],
 )
 def test_what_is_not_served_is_refused_in_openais_form(served, method, options, code, param, words):
@@ -266,10 +253,9 @@ def test_models_health_and_metrics(served):
     assert [model.id for model in served.client.models.list()] == ["tiny"]
     assert json.loads(served.ask("GET", "/health")[2])["status"] == "ok"
     served.complete(TEXT, max_tokens=3)
-    status, _, text = served.ask("GET", "/metrics")
-    assert status == 200
-    lines = [line for line in text.decode().splitlines() if line[0] != "#"]
-    figures = {name: float(value) for name, value in (line.rsplit(" ", 1) for line in lines)}
+    lines = served.ask("GET", "/metrics")[2].decode().splitlines()
+    pairs = (line.rsplit(" ", 1) for line in lines if line[0] != "#")
+    figures = {name: float(value) for name, value in pairs}
     assert figures['prismlm_tokens_total{kind="completion"}'] >= 3
     assert figures['prismlm_requests_total{path="/v1/completions",status="200"}'] >= 1
     assert figures["prismlm_attribution_seconds_count"] >= 1
@@ -280,14 +266,15 @@ def test_a_key_is_needed_wherever_the_application_is_mounted(served):
     outer = FastAPI()
     outer.mount("/llm", create_app(served.lm, api_key="sesamé"))
     with TestClient(outer) as client:
+
+        def ask(key, path="v1/models"):
+            headers = {"Authorization": key.encode()} if key else {}
+            return client.get(f"/llm/{path}", headers=headers)
+
         for wrong in ("Bearer other", "Bearer sesame", "Bearer", "Basic sesamé"):
-            headers = {"Authorization": wrong.encode()}
-            response = client.get("/llm/v1/models", headers=headers)
-            assert response.status_code == 401
-        assert "API key" in client.get("/llm/v1/models").json()["error"]["message"]
-        key = {"Authorization": "Bearer sesamé".encode()}
-        assert client.get("/llm/v1/models", headers=key).status_code == 200
-        assert client.get("/llm/health").status_code == 200
+            assert ask(wrong).status_code == 401
+        assert "API key" in ask(None).json()["error"]["message"]
+        assert ask("Bearer sesamé").status_code == ask(None, "health").status_code == 200
     for empty in ("", " "):
         with pytest.raises(prismlm.errors.InputError, match="key is empty"):
             create_app(served.lm, api_key=empty)
@@ -295,7 +282,7 @@ def test_a_key_is_needed_wherever_the_application_is_mounted(served):
 
 def test_a_name_of_another_site_that_points_here_is_refused(served):
     app = create_app(served.lm, hosts=("127.0.0.1", "[::1]"))
-    for host, status in [("127.0.0.1", 200), ("[::1]", 200), ("evil.example", 421)]:
+    for host, status in (("127.0.0.1", 200), ("[::1]", 200), ("evil.example", 421)):
         for port in ("", ":8000"):
             client = TestClient(app, base_url=f"http://{host}{port}")
             assert client.get("/v1/models").status_code == status
@@ -311,10 +298,7 @@ def wait_until(holds):
 @pytest.mark.parametrize("together", [1, 2])
 def test_a_full_queue_refuses_and_a_client_that_leaves_frees_a_place(lm, together):
     with slowed(lm), Served(lm, batch_size=together, max_waiting=1) as server:
-
-        def begin():
-            return server.complete(TEXT, max_tokens=400, stream=True)
-
+        begin = partial(server.complete, TEXT, max_tokens=400, stream=True)
         streams = [begin() for _ in range(together)]
         wait_until(lambda: server.engine.running == together)
         waiting = begin()
@@ -328,9 +312,9 @@ def test_a_full_queue_refuses_and_a_client_that_leaves_frees_a_place(lm, togethe
         wait_until(lambda: server.engine.running < together)
         assert server.complete(TEXT, max_tokens=2).usage.completion_tokens == 2
         # And one that does not stream, whose client gives up.
-        impatient = openai.OpenAI(**server.address, timeout=0.5)
+        server.client = server.client.with_options(timeout=0.5)
         with pytest.raises(openai.APITimeoutError):
-            impatient.completions.create(model="tiny", prompt=TEXT, max_tokens=400)
+            server.complete(TEXT, max_tokens=400)
         wait_until(lambda: server.engine.running + server.engine.waiting == len(streams))
         for stream in streams:
             stream.close()
@@ -355,18 +339,13 @@ def test_a_lens_that_was_built_again_is_refused(chat_model, tmp_path):
 @pytest.mark.parametrize("together", [1, 8])
 def test_an_error_of_the_model_is_reported_and_others_are_served(lm, together):
     with Served(lm, batch_size=together) as server:
-        server.client = server.client.with_options(timeout=30)
-
-        def fails(*_):
-            raise RuntimeError
-
-        hook = lm.model.base_model.register_forward_pre_hook(fails)
-        with pytest.raises(openai.APIStatusError, match="RuntimeError in the server"):
-            server.complete(TEXT, max_tokens=2)
-        with pytest.raises(openai.APIError, match="RuntimeError in the server"):
-            list(server.complete(TEXT, max_tokens=2, stream=True))
+        hook = lm.model.base_model.register_forward_pre_hook(lambda *_: 1 / 0)
+        with pytest.raises(openai.APIStatusError, match="ZeroDivisionError in the server"):
+            server.complete(TEXT, max_tokens=2, timeout=30)
+        with pytest.raises(openai.APIError, match="ZeroDivisionError in the server"):
+            list(server.complete(TEXT, max_tokens=2, timeout=30, stream=True))
         hook.remove()
-        assert server.complete(TEXT, max_tokens=2).usage.completion_tokens == 2
+        assert server.complete(TEXT, max_tokens=2, timeout=30).usage.completion_tokens == 2
 
 
 @pytest.mark.parametrize(
@@ -378,28 +357,19 @@ def test_many_clients_lose_nothing(lm, clients, seconds):
     expected = [lm.generate(text, tokens=6 + number % 5) for number, text in enumerate(texts)]
     ends = time.monotonic() + seconds
 
-    async def ask(client, number):
-        answers = []
+    def ask(number):
+        options, answers = {"max_tokens": 6 + number % 5, "stream": number % 2 == 1}, []
         while not answers or time.monotonic() < ends:
-            answer = await client.completions.create(
-                model="tiny",
-                prompt=texts[number],
-                max_tokens=6 + number % 5,
-                stream=number % 2 == 1,
-            )
-            if number % 2 == 0:
-                answers.append((answer.choices[0].text, answer.prismlm))
-            else:
-                parts = [one async for one in answer]
-                answers.append(("".join(one.choices[0].text for one in parts), parts[-1].prismlm))
+            answer = server.complete(texts[number], **options)
+            parts = list(answer) if options["stream"] else [answer]
+            answers.append(("".join(part.choices[0].text for part in parts), parts[-1].prismlm))
         return answers
 
-    async def all_of_them(address):
-        async with openai.AsyncOpenAI(**address, timeout=600) as client:
-            return await asyncio.gather(*(ask(client, number) for number in range(clients)))
-
-    with Served(lm, batch_size=6, max_waiting=clients) as server:
-        answers = asyncio.run(all_of_them(server.address))
+    with (
+        Served(lm, batch_size=6, max_waiting=clients) as server,
+        ThreadPoolExecutor(clients) as threads,
+    ):
+        answers = list(threads.map(ask, range(clients)))
         assert (server.engine.waiting, server.engine.running) == (0, 0)
     for text, whole, of_client in zip(texts, expected, answers, strict=True):
         for written, value in of_client:
@@ -410,5 +380,5 @@ def test_many_clients_lose_nothing(lm, clients, seconds):
 def test_a_generate_that_ends_without_asking_ends_the_answer(lm, monkeypatch):
     monkeypatch.setattr(lm.model, "generate", lambda inputs, **_: inputs)
     with Served(lm, batch_size=1) as server:
-        answer = server.client.with_options(timeout=30).completions.create(model="tiny", prompt="a")
+        answer = server.complete("a", timeout=30)
     assert (answer.choices[0].text, answer.choices[0].finish_reason) == ("", "length")

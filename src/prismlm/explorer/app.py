@@ -21,7 +21,7 @@ from prismlm.explain.language_model import PrismLM
 from prismlm.explorer import ask, audit, inside, lens, overview, steer
 from prismlm.explorer.session import Limits, PageJSON, Session
 from prismlm.pages.frame import ASSETS
-from prismlm.web.guard import application, check_body, equal, error_body, guard, has_key
+from prismlm.web.guard import application, check_body, equal, error_body, has_key
 from prismlm.web.protocol import RequestError
 from prismlm.web.server import Server, running, v1
 
@@ -66,10 +66,12 @@ def create_app(
     server = server or Server(lm, max_waiting=limits.waiting, stored_answers=limits.answers)
     session = Session(server, limits, prompts or {}, questions or {})
 
-    options = {"title": "prismlm explorer", "default_response_class": PageJSON}
-    app = application(_error_response, lifespan=lambda app: running(server), **options)
-    check = _access_check(token, hosts)
-    app.add_middleware(guard, check=check, answer=_error_response, on_response=_set_headers)
+    app = application(
+        *(_error_response, _access_check(token, hosts), _set_headers),
+        lifespan=lambda _: running(server),
+        title="prismlm explorer",
+        default_response_class=PageJSON,
+    )
     for view in VIEWS:
         app.include_router(view.routes(session), prefix="/api")
 

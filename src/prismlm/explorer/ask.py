@@ -6,7 +6,6 @@ from typing import Literal
 
 from fastapi import APIRouter
 from fastapi.responses import Response
-from starlette.concurrency import run_in_threadpool
 
 from prismlm.errors import InputError
 from prismlm.explain.trace import Trace
@@ -49,10 +48,8 @@ def routes(session: Session) -> APIRouter:
         return {"stopped": True}
 
     @router.get("/answers/{key}/report.{kind}", summary="html, json or parquet")
-    async def report(key: str, kind: Literal["html", "json", "parquet"]) -> Response:
-        trace = session.trace(key)
-        write = getattr(trace, f"to_{kind}")
-        return await run_in_threadpool(saved, f"answer.{kind}", write)
+    def report(key: str, kind: Literal["html", "json", "parquet"]) -> Response:
+        return saved(f"answer.{kind}", getattr(session.trace(key), f"to_{kind}"))
 
     _add_steps(router, session)
     return router

@@ -10,7 +10,6 @@ from typing import Any, Literal
 from fastapi import APIRouter
 from fastapi.responses import Response, StreamingResponse
 from pydantic import BaseModel, Field
-from starlette.concurrency import run_in_threadpool
 
 from prismlm.corpus.documents import Document
 from prismlm.corpus.formats import extension
@@ -55,11 +54,11 @@ def routes(session: Session) -> APIRouter:
         return session.streamed(job, lambda send: _audit(job, documents, left_out, send))
 
     @router.get("/audits/{key}/report.{kind}", summary="parquet, jsonl, csv or html")
-    async def report(key: str, kind: Literal["parquet", "jsonl", "csv", "html"]) -> Response:
+    def report(key: str, kind: Literal["parquet", "jsonl", "csv", "html"]) -> Response:
         job = session.jobs[key]
         if not job.summary:
             raise InputError(f"{key!r} is not an audit that has read a text.")
-        return await run_in_threadpool(saved, f"audit.{kind}", lambda path: _write(job, path))
+        return saved(f"audit.{kind}", lambda path: _write(job, path))
 
     return router
 

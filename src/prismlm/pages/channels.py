@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 TITLE = "What the channels carry"
 TOKENS_SHOWN = 24
+FIELDS = ("doc_id", "title", "source", "license", "url")
 # Of a channel's largest gate, the unit of its gates.
 STEPS = 1000
 
@@ -60,33 +61,32 @@ def channels_data(
     ``gates`` of a channel has, for each of its texts, the write gates of the tokens, the read gates
     unless the layer shares them, and β if it depends on the token. The report's text comes first.
     """
-    own_text = report.text
-    texts = [] if own_text is None else [_words(own_text.text) | {"doc": None, "at": 0}]
-    numbers: dict[int, int] = {}
-    documents: dict[str, dict[str, Any]] = {}
-    for start, passage in report.passages.items():
-        document = passage.document
-        names = ("doc_id", "title", "source", "license", "url")
-        documents.setdefault(document["doc_id"], {name: document[name] for name in names})
-        numbers[start] = len(texts)
-        at = {"doc": list(documents).index(document["doc_id"]), "at": passage.offset}
-        texts.append(_words(passage.text) | at)
     gates = _passage_gates(model, corpus, report)
-    curves = {} if own_text is None else {one.layer: _gates_of(one) for one in own_text.curves}
+    # Documents by id, and texts by their start in the corpus; the report's own has none.
+    documents: dict[str, dict[str, Any]] = {}
+    texts: dict[int | None, dict[str, Any]] = {}
+    if report.text is not None:
+        texts[None] = _words(report.text.text) | {"doc": None, "at": 0}
+        gates |= {(None, curves.layer): _gates_of(curves) for curves in report.text.curves}
+    for start, passage in report.passages.items():
+        document = {name: passage.document[name] for name in FIELDS}
+        documents.setdefault(document["doc_id"], document)
+        at = {"doc": list(documents).index(document["doc_id"]), "at": passage.offset}
+        texts[start] = _words(passage.text) | at
+    numbers = {start: number for number, start in enumerate(texts)}
     layers: list[dict[str, Any]] = []
     for layer in report.layers:
         channels: list[dict[str, Any]] = []
-        first = [curves[layer.layer]] if layer.layer in curves else []
         for channel in layer.channels:
-            sequences = channel["sequences"]
-            # The number of each text and its total write, None for the report's own text.
-            own = [[0, None]] * len(first)
-            own += [[numbers[row["position"]], row["total"]] for row in sequences]
-            along = first + [gates[row["position"], layer.layer] for row in sequences]
+            totals: dict[int | None, float | None] = {} if report.text is None else {None: None}
+            totals |= {row["position"]: row["total"] for row in channel["sequences"]}
+            along = [gates[start, layer.layer] for start in totals]
             shown = _along(along, channel["channel"], layer.shared_gates)
-            channels.append(_channel(layer, channel) | shown | {"texts": own})
+            shown["texts"] = [[numbers[start], total] for start, total in totals.items()]
+            channels.append(_channel(layer, channel) | shown)
         layers.append({"layer": layer.layer, "shared": layer.shared_gates, "channels": channels})
-    return finite({"layers": layers, "texts": texts, "documents": list(documents.values())})
+    value = {"layers": layers, "texts": list(texts.values())}
+    return finite(value | {"documents": list(documents.values())})
 
 
 def _words(text: TokenWords) -> dict[str, Any]:
@@ -101,17 +101,12 @@ def _channel(layer: LayerReport, channel: Row) -> dict[str, Any]:
     lag = lags and [
         float(f[number]) for f in (lags["peak"], lags["correlation"].amax(1), lags["p"])
     ]
-    return {
-        "id": number,
-        "decay": channel["decay"],
-        "halfLife": channel["half_life"],
-        "repetition": channel["repetition"],
-        "tokens": [
-            [visible(token["text"]), token["count"], token["gate"]]
-            for token in channel["tokens"][:TOKENS_SHOWN]
-        ],
-        "lag": lag,
-    }
+    tokens = [
+        [visible(token["text"]), token["count"], token["gate"]]
+        for token in channel["tokens"][:TOKENS_SHOWN]
+    ]
+    figures = {"halfLife": channel["half_life"], "repetition": channel["repetition"]}
+    return {"id": number, "decay": channel["decay"], **figures, "tokens": tokens, "lag": lag}
 
 
 def _gates_of(curves: LayerCurves, skipped: int = 0) -> dict[str, Tensor]:
@@ -122,14 +117,14 @@ def _gates_of(curves: LayerCurves, skipped: int = 0) -> dict[str, Tensor]:
 
 def _passage_gates(
     model: PreTrainedModel, corpus: Corpus | None, report: ChannelReport
-) -> dict[tuple[int, int], dict[str, Tensor]]:
+) -> dict[tuple[int | None, int], dict[str, Tensor]]:
     """Return the gates of every passage, by start and layer; each is read once."""
     layers: dict[int, set[int]] = defaultdict(set)
     for layer in report.layers:
         for channel in layer.channels:
             for sequence in channel["sequences"]:
                 layers[sequence["position"]].add(layer.layer)
-    gates: dict[tuple[int, int], dict[str, Tensor]] = {}
+    gates: dict[tuple[int | None, int], dict[str, Tensor]] = {}
     for start in sorted(layers):
         assert corpus is not None
         passage = report.passages[start]
@@ -143,17 +138,18 @@ def _passage_gates(
 
 def _along(texts: list[dict[str, Tensor]], channel: int, shared: bool) -> dict[str, Any]:
     """Return a channel's gates along its texts, and the largest write and read gate."""
+    own = [{kind: gates[:, channel] for kind, gates in text.items()} for text in texts]
     largest = {
-        kind: max((float(text[kind][:, channel].max()) for text in texts), default=0.0)
+        kind: max((float(text[kind].max()) for text in own), default=0.0)
         for kind in ("write", "read")
     }
     gates: list[dict[str, Any]] = []
-    for text in texts:
+    for text in own:
         kept: dict[str, Any] = {}
         for kind in ("write",) if shared else ("write", "read"):
-            levels = text[kind][:, channel] * (STEPS / largest[kind] if largest[kind] else 0.0)
+            levels = text[kind] * (STEPS / largest[kind] if largest[kind] else 0.0)
             kept[kind] = levels.round().int().tolist()
         if "decay" in text:
-            kept["decay"] = [round(beta, 9) for beta in text["decay"][:, channel].tolist()]
+            kept["decay"] = [round(beta, 9) for beta in text["decay"].tolist()]
         gates.append(kept)
     return {"largest": list(largest.values()), "gates": gates}

@@ -26,6 +26,7 @@ from prismlm.models.watch import Hook, watch
 from prismlm.web.generation import Generation
 
 T = TypeVar("T")
+Read = tuple[Tensor, Tensor, Tensor]
 log = logging.getLogger("prismlm.web")
 # Tokens by which a full cache grows.
 SPARE_TOKENS = 64
@@ -148,13 +149,10 @@ class Engine:
         """Generate a token of every text: of ``rows`` of the batch, and of those that join it."""
         batch.keep(rows)
         old, new = running[: len(rows)], running[len(rows) :]
-        if old:
-            outputs = zip(*batch.step([row.ids[-1] for row in old]), strict=True)
-            for generation, (state, embedded, logits) in zip(old, outputs, strict=True):
-                generation.sample(state[None], embedded, logits)
-        for generation in new:
-            generation.sample(*batch.join(generation.prompt))
-        for generation in running:
+        read = batch.step([row.ids[-1] for row in old]) if old else []
+        read += [batch.join(row.prompt) for row in new]
+        for generation, output in zip(running, read, strict=True):
+            generation.sample(*output)
             if generation.finish_reason is not None:
                 generation.send(None)
 
@@ -216,7 +214,8 @@ class PreallocatedLayer(DynamicLayer):
 class Batch:
     """The cache of several texts, left-padded to the longest; ``lengths`` are their token counts.
 
-    ``model`` is a decoder for which :func:`supports_batching` is true.
+    What is read of a text is its states [T, d], and W z + b and the logits [V] of its last position
+    in float32. ``model`` is a decoder for which :func:`supports_batching` is true.
     """
 
     def __init__(self, model: PreTrainedModel) -> None:
@@ -224,11 +223,11 @@ class Batch:
         self._layers: list[PreallocatedLayer] = []
         self.lengths: list[int] = []
 
-    def join(self, ids: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Append a text [1, T]; return its states [T, d], and W z + b and the logits after it."""
+    def join(self, ids: Tensor) -> Read:
+        """Append a text [1, T], and return what is read of it."""
         cache = DynamicCache(config=self._model.config)
         positions = torch.arange(ids.shape[1])[None]
-        z, embedded, logits = self._forward(ids, torch.ones_like(ids), positions, cache)
+        (read,) = self._forward(ids, torch.ones_like(ids), positions, cache)
         new: list[Any] = cache.layers
         if any(type(layer) is not DynamicLayer for layer in new):
             raise TypeError("the model caches something other than keys and values of all tokens")
@@ -241,18 +240,16 @@ class Batch:
                 torch.cat([_padded(layer.keys, size) for layer in rows]),
                 torch.cat([_padded(layer.values, size) for layer in rows]),
             )
-        return z[0], embedded[0], logits[0]
+        return read
 
-    def step(self, tokens: list[int]) -> tuple[Tensor, Tensor, Tensor]:
-        """Read the next token of every text; return states [B, d], W z + b and logits [B, V]."""
+    def step(self, tokens: list[int]) -> list[Read]:
+        """Read the next token of every text."""
         size, lengths = max(self.lengths), torch.tensor(self.lengths)
         mask = torch.arange(size + 1) >= (size - lengths)[:, None]
+        cache = Cache(layers=[*self._layers])
         ids = torch.tensor(tokens)[:, None]
-        z, embedded, logits = self._forward(
-            ids, mask.long(), lengths[:, None], Cache(layers=[*self._layers])
-        )
         self.lengths = [length + 1 for length in self.lengths]
-        return z[:, 0], embedded, logits
+        return self._forward(ids, mask.long(), lengths[:, None], cache)
 
     def keep(self, rows: list[int]) -> None:
         """Remove all other rows, and padding that is no longer needed."""
@@ -267,10 +264,7 @@ class Batch:
             layer.fill(layer.keys[rows, :, last], layer.values[rows, :, last])
 
     @torch.no_grad()
-    def _forward(
-        self, ids: Tensor, mask: Tensor, positions: Tensor, cache: Cache
-    ) -> tuple[Tensor, Tensor, Tensor]:
-        """Return all states, and W z + b and the logits of the last position in float32."""
+    def _forward(self, ids: Tensor, mask: Tensor, positions: Tensor, cache: Cache) -> list[Read]:
         states: list[Tensor] = []
         embedded: list[Tensor] = []
 
@@ -294,7 +288,8 @@ class Batch:
                 use_cache=True,
                 **options,
             )
-        return states[-1], embedded[-1][:, -1].float(), output.logits[:, -1].float()
+        last = embedded[-1][:, -1].float(), output.logits[:, -1].float()
+        return list(zip(states[-1], *last, strict=True))
 
 
 def _padded(states: Tensor, size: int) -> Tensor:
@@ -331,16 +326,16 @@ def supports_batching(model: PreTrainedModel) -> bool:
         batch.join(first[:, :-3])
         batch.step([int(first[0, -3])])
         batch.join(second[:, :-2])
-        *_, both = batch.step([int(first[0, -2]), int(second[0, -2])])
+        together = batch.step([int(first[0, -2]), int(second[0, -2])])
         batch.keep([1])
-        *_, remaining = batch.step([int(second[0, -1])])
+        together += batch.step([int(second[0, -1])])
         with torch.no_grad():
             alone = [
                 model(input_ids=ids.to(model.device)).logits[0].float() for ids in (first, second)
             ]
     except (RuntimeError, TypeError, ValueError, AttributeError, LookupError):
         return False
-    actual = torch.stack([both[0], both[1], remaining[0]])
+    actual = torch.stack([logits for *_, logits in together])
     expected = torch.stack([alone[0][-2], alone[1][-2], alone[1][-1]])
     error = (actual - expected).abs() / expected.abs().clamp_min(1)
     return bool((error <= tolerance_of(rows.dtype)).all())

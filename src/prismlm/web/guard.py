@@ -32,47 +32,53 @@ class StrictJSON(JSONResponse):
         return json_text(content, separators=(",", ":")).encode()
 
 
-def guard(
-    app: ASGIApp,
-    *,
-    check: Callable[[Request], Response | None],
+def application(
     answer: Callable[[Exception], Response],
-    on_response: Callable[[Scope, Message], object],
-) -> ASGIApp:
-    """Return ASGI middleware that refuses requests, and answers whatever a route raises.
+    check: Callable[[Request], Response | None] = lambda _: None,
+    on_response: Callable[[Scope, Message], object] = lambda *_: None,
+    **options: Any,
+) -> FastAPI:
+    """Return an application that refuses requests, and answers whatever its routes raise.
 
     Args:
-        app: the application.
-        check: returns a response of its own, or None to pass a request on; raises RequestError.
         answer: returns the response to an error.
+        check: returns a response of its own, or None to pass a request on; raises RequestError.
         on_response: called with the scope and the first message of every response.
+        options: of FastAPI.
     """
 
-    async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
-            await app(scope, receive, send)
-            return
-        started = False
+    def guard(inner: ASGIApp) -> ASGIApp:
+        async def guarded(scope: Scope, receive: Receive, send: Send) -> None:
+            if scope["type"] != "http":
+                await inner(scope, receive, send)
+                return
+            started = False
 
-        async def respond(message: Message) -> None:
-            nonlocal started
-            if message["type"] == "http.response.start":
-                started = True
-                on_response(scope, message)
-            await send(message)
+            async def respond(message: Message) -> None:
+                nonlocal started
+                if message["type"] == "http.response.start":
+                    started = True
+                    on_response(scope, message)
+                await send(message)
 
-        try:
-            with no_panics():
-                await (check(Request(scope)) or app)(scope, receive, respond)
-        except Exception as error:
-            if started:
-                raise
-            if not isinstance(error, (RequestError, PrismError)):
-                log.exception("a request failed")
-            # Raised further, it would close a connection that a client may reuse.
-            await answer(error)(scope, receive, respond)
+            try:
+                with no_panics():
+                    await (check(Request(scope)) or inner)(scope, receive, respond)
+            except Exception as error:
+                if started:
+                    raise
+                if not isinstance(error, (RequestError, PrismError, Busy)):
+                    log.exception("a request failed")
+                # Raised further, it would close a connection that a client may reuse.
+                await answer(error)(scope, receive, respond)
 
-    return guarded
+        return guarded
+
+    app = FastAPI(version=__version__, docs_url=None, redoc_url=None, **options)
+    app.add_middleware(guard)
+    for kind in (RequestValidationError, HTTPException):  # which FastAPI would answer by itself
+        app.add_exception_handler(kind, lambda _, error: answer(error))
+    return app
 
 
 def check_request(request: Request, hosts: Collection[str] | None, api_key: str | None) -> None:
@@ -105,14 +111,6 @@ def check_body(request: Request) -> None:
     # A page of another site can send other types without a preflight request.
     if request.method == "POST" and kind != "application/json":
         raise RequestError(f"expected a body of application/json, got {kind or 'none'}.", 415)
-
-
-def application(answer: Callable[[Exception], Response], **options: Any) -> FastAPI:
-    """Return an application that answers the errors of its routes."""
-    app = FastAPI(version=__version__, docs_url=None, redoc_url=None, **options)
-    for kind in (RequestError, PrismError, Busy, RequestValidationError, HTTPException):
-        app.add_exception_handler(kind, lambda _, error: answer(error))
-    return app
 
 
 def error_response(error: Exception) -> Response:

@@ -134,6 +134,11 @@ class ChatRequest(GenerationRequest):
     top_logprobs: int | None = Field(default=None, ge=0, le=20)
 
     @property
+    def source(self) -> Messages:
+        """The model's input."""
+        return [message.to_dict() for message in self.messages]
+
+    @property
     def token_limit(self) -> int | None:
         """The new parameter or the deprecated one."""
         return self.max_completion_tokens or self.max_tokens
@@ -149,6 +154,11 @@ class CompletionRequest(GenerationRequest):
 
     prompt: str | Annotated[list[str], Field(min_length=1, max_length=1)]
     logprobs: int | None = Field(default=None, ge=0, le=20)
+
+    @property
+    def source(self) -> str:
+        """The model's input."""
+        return "".join(self.prompt)
 
     @property
     def token_limit(self) -> int | None:

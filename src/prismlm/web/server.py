@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 
 import prometheus_client as prometheus
 from anyio import CancelScope
-from fastapi import FastAPI, Request
+from fastapi import APIRouter, FastAPI, Request
 from fastapi.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.concurrency import run_in_threadpool
 from starlette.types import Message, Scope
@@ -35,7 +35,6 @@ from prismlm.web.guard import (
     check_request,
     error_body,
     error_response,
-    guard,
 )
 from prismlm.web.protocol import RequestError, Shares
 
@@ -136,22 +135,15 @@ class Server:
         self._attributions = RequestQueue(2 * (batch_size + max_waiting))
         self.started = int(time.time())
 
-    def check_model(self, name: str) -> None:
-        """Raise RequestError for the name of another model."""
-        if name != self.name:
-            message = f"the model {shown(name)} does not exist: this server has {self.name!r}."
-            raise RequestError(message, 404, param="model", code="model_not_found")
-
-    async def generate(
-        self, body: protocol.WritingRequest, source: str | Messages, request: Request
-    ) -> Response:
+    async def generate(self, body: protocol.WritingRequest, request: Request) -> Response:
         """Answer a request to continue a prompt or a chat."""
-        self._check_queues()
+        self._check(body)
         start = time.monotonic()
-        prompt, sampling = await run_in_threadpool(self._prepare, body, source)
-        generation = Generation(self.lm, source, prompt, sampling, started=start)
+        prompt, sampling = await run_in_threadpool(self._prepare, body)
+        generation = Generation(self.lm, body.source, prompt, sampling, started=start)
         self.engine.submit(generation)
-        form = protocol.ResponseFormat(self.name, not isinstance(source, str), self.lm.tokenizer)
+        chat = isinstance(body, protocol.ChatRequest)
+        form = protocol.ResponseFormat(self.name, chat, self.lm.tokenizer)
         self.unfinished[form.id] = generation
         if body.stream:
             events = self._stream(generation, form, body)
@@ -164,18 +156,22 @@ class Server:
         if self.lm.lens is not None:
             self.lm.lens.check_unchanged()
 
-    def _check_queues(self) -> None:
+    def _check(self, body: protocol.ModelRequest) -> None:
+        """Raise RequestError for the name of another model, or Busy."""
+        if body.model != self.name:
+            message = (
+                f"the model {shown(body.model)} does not exist: this server has {self.name!r}."
+            )
+            raise RequestError(message, 404, param="model", code="model_not_found")
         self.engine.check()
         if self._attributions.waiting > self._max_waiting:
             raise Busy
 
-    def _prepare(
-        self, body: protocol.WritingRequest, source: str | Messages
-    ) -> tuple[Tensor, Sampling]:
+    def _prepare(self, body: protocol.WritingRequest) -> tuple[Tensor, Sampling]:
         """Return the tokens of a prompt [1, T], and how to continue it."""
         if body.shares is not None:
             self.check_lens()
-        ids, room = self._encoded(source, body.token_limit, 1)
+        ids, room = self._encoded(body.source, body.token_limit, 1)
         return ids, body.sampling(room, body.alternatives)
 
     def _encoded(
@@ -278,7 +274,7 @@ class Server:
 
     async def attribute(self, body: protocol.AttributionRequest) -> dict[str, Any]:
         """Return the sources of an answer, to messages or a prompt, by any model."""
-        self._check_queues()
+        self._check(body)
         key, (prompt, full, text) = protocol.unique_id("attribution"), protocol.answer_of(body)
 
         def make() -> Answer:
@@ -353,15 +349,13 @@ def create_app(
     server = Server(
         lm, name, batch_size=batch_size, max_waiting=max_waiting, stored_answers=stored_answers
     )
-    app = _application(lifespan=lambda app: running(server))
-    app.state.server = server
-    app.add_middleware(
-        guard,
+    app = _application(
         check=lambda request: check_request(request, hosts, api_key),
-        answer=error_response,
         on_response=server.metrics.count,
+        lifespan=lambda _: running(server),
     )
-    _add_routes(app, server, "/v1")
+    app.state.server = server
+    app.include_router(_routes(server, "/v1"))
 
     @app.get("/health", summary="Whether it serves", response_model=dict[str, Any])
     def health() -> Response:
@@ -377,9 +371,9 @@ def create_app(
 
 
 def v1(server: Server) -> FastAPI:
-    """Return only OpenAI's routes, to be mounted in an application with its own guard."""
+    """Return only OpenAI's routes, to be mounted in an application with its own checks."""
     app = _application()
-    _add_routes(app, server, "")
+    app.include_router(_routes(server))
     return app
 
 
@@ -389,29 +383,27 @@ def _application(**options: Any) -> FastAPI:
     )
 
 
-def _add_routes(app: FastAPI, server: Server, prefix: str) -> None:
-    anything = dict[str, Any]
+def _routes(server: Server, prefix: str = "") -> APIRouter:
+    router, anything = APIRouter(prefix=prefix), dict[str, Any]
 
-    @app.get(f"{prefix}/models", summary="The one model", response_model=anything)
+    @router.get("/models", summary="The one model", response_model=anything)
     def models() -> Response:
         model = {"id": server.name, "object": "model", "created": server.started}
         return StrictJSON({"object": "list", "data": [model | {"owned_by": "prismlm"}]})
 
-    @app.post(f"{prefix}/chat/completions", summary="Answer a chat", response_model=anything)
+    @router.post("/chat/completions", summary="Answer a chat", response_model=anything)
     async def chat(body: protocol.ChatRequest, request: Request) -> Response:
-        server.check_model(body.model)
-        messages = [message.to_dict() for message in body.messages]
-        return await server.generate(body, messages, request)
+        return await server.generate(body, request)
 
-    @app.post(f"{prefix}/completions", summary="Write after a prompt", response_model=anything)
+    @router.post("/completions", summary="Write after a prompt", response_model=anything)
     async def completions(body: protocol.CompletionRequest, request: Request) -> Response:
-        server.check_model(body.model)
-        return await server.generate(body, "".join(body.prompt), request)
+        return await server.generate(body, request)
 
-    @app.post(f"{prefix}/attributions", summary="What an answer relies on", response_model=anything)
+    @router.post("/attributions", summary="What an answer relies on", response_model=anything)
     async def attributions(body: protocol.AttributionRequest) -> Response:
-        server.check_model(body.model)
         return StrictJSON(await server.attribute(body))
+
+    return router
 
 
 @asynccontextmanager

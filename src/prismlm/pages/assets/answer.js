@@ -2,7 +2,7 @@
 import { html, nothing } from "./vendor/lit-html/lit-html.js";
 import { guard } from "./vendor/lit-html/directives/guard.js";
 import { signal } from "./vendor/signals-core/signals-core.js";
-import { against, behind, panel, percent, unpacked, walk, wholeText } from "./parts.js";
+import { against, behind, moves, panel, percent, unpacked, wholeText } from "./parts.js";
 import { api } from "./server.js";
 import { CAVEAT, change, count, draw, facts, problem } from "./controls.js";
 import { card, hovering, pointed } from "./card.js";
@@ -12,20 +12,20 @@ const COLUMNS = "Each token as a column: what prototypes add to its logit; left 
 /** Whether tokens are unfolded, in every answer until they are folded again. */
 let unfolded = false;
 
-/** An answer while its words come in, and after. `bars` are the steps that have columns; `data` is the whole trace, `id` what the server knows it by (of a static page it does not), `chosen` the step that is looked at, `slice` the part of its column (-1: none).
+/** An answer while its words come in, and after. `bars` are the steps that have columns; `data` is the whole trace, `id` what the server knows it by (of a static page it does not), `held` the step that was chosen, `chosen` the one that is looked at, as under the pointer, `slice` the part of its column (-1: none).
  * @typedef {{ words: string, written: boolean, one: any }} Token
- * @typedef {{ id: string, note: string, words: string, tokens: Token[], bars: any[], data: any, asides: Record<number, Aside>, chosen: number, slice: number, hover: import("./card.js").Hover | null, failed: unknown }} State
+ * @typedef {{ id: string, note: string, words: string, tokens: Token[], bars: any[], data: any, asides: Record<number, Aside>, held: number, chosen: number, slice: number, hover: import("./card.js").Hover | null, failed: unknown }} State
  * The sources of a step and, on request, the opposing passages.
  * @typedef {{ sources?: any, failed?: unknown, reading?: boolean, opposed?: any, refused?: unknown }} Aside
- * @typedef {{ shared: any, node: HTMLElement, state: import("./vendor/signals-core/signals-core.js").Signal<State>, choose: (number: number) => void }} Answer */
+ * @typedef {{ shared: any, node: HTMLElement, state: import("./vendor/signals-core/signals-core.js").Signal<State> }} Answer */
 
 /** Return an empty answer: its element, and functions that fill it. */
 export const live = (shared) => {
   const node = document.createElement("article");
   node.className = "prismlm x-answer";
   /** @type {Answer} */
-  const answer = { shared, node, choose: () => {}, state: signal(/** @type {State} */ ({ id: "", note: "Reading…", words: "", tokens: [], bars: [],
-    data: null, asides: {}, chosen: -1, slice: -1, hover: null, failed: null })) };
+  const answer = { shared, node, state: signal(/** @type {State} */ ({ id: "", note: "Reading…", words: "", tokens: [], bars: [],
+    data: null, asides: {}, held: -1, chosen: -1, slice: -1, hover: null, failed: null })) };
   draw(node, () => page(answer, answer.state.value));
   // A finger leaves what it touches: the card stays until another place is touched.
   node.addEventListener("pointerdown", (event) => /** @type {Element} */ (event.target).closest("[data-prototype]") ?? leave(answer));
@@ -42,19 +42,20 @@ export const live = (shared) => {
 
 /** @param {Answer} answer @param {State} now */
 const page = (answer, now) => {
-  const { id, note, words, tokens, bars, data, chosen } = now, support = data?.support, none = support?.level === "none";
+  const { id, note, words, tokens, bars, data, held, chosen } = now, support = data?.support, none = support?.level === "none";
   const sentence = support ? html`<p class=${`p-support p-${support.level}`}>${support.sentence}</p>` : nothing;
   const said = data ? data.answer || html`<i>The model wrote nothing.</i>` : marked(words);
   return html`<header class="p-top-of">${data?.question && !id ? html`<p class="p-question">${data.question}</p>` : nothing}${none ? sentence : nothing}<p class="p-answer" aria-live="polite">${said}</p>${none ? nothing : sentence}
   ${data ? data.notes.map((one) => html`<p class="p-note">${one}</p>`) : html`<p class="p-note x-note">${note}</p>`}</header>
 ${guard([data], () => (data?.whole ? html`<div class="p-whole">${wholeText(data, support?.level)}</div>` : nothing))}
 ${data ? html`<details class="p-tokens" ?open=${unfolded} @toggle=${(event) => { unfolded = event.target.open; }}><summary>Token by token: the prototypes behind each prediction</summary>
-<div class="p-text" role="listbox" aria-label="Tokens of the text; arrow keys move" aria-orientation="horizontal">${tokens.map((token, i) =>
-    guard([token, data, i === chosen], () => tokenOf(now, token, i)))}</div>
+<div class="p-text" role="listbox" aria-label="Tokens of the text; arrow keys move" aria-orientation="horizontal"
+  @pointerleave=${() => look(answer, held)} @keydown=${(event) => walk(answer, moves(event, held, data.steps.length))}>${tokens.map((token, i) =>
+    guard([token, data, i === chosen, i === held], () => tokenOf(answer, now, token, i)))}</div>
 ${key(data)}
 <div class="x-columns" tabindex="0" role="group" aria-label=${COLUMNS}
   @pointerover=${(event) => void point(answer, event.target.closest("[data-prototype]"))} @pointerleave=${(event) => event.pointerType === "mouse" && leave(answer)}
-  @keydown=${(event) => keyed(answer, event)}>${chart(bars, data.prototypes, chosen, (position) => focus(answer, position))}</div>
+  @keydown=${(event) => keyed(answer, event)}>${chart(bars, data.prototypes, chosen, (position) => walk(answer, position))}</div>
 <div class="x-key">${guard([data], () => legend(bars, data.prototypes))}</div>
 <div class="p-panel" aria-live="polite">${guard([data, chosen], () => (chosen < 0 ? nothing : panel(data, data.steps[chosen])))}${guard([now.asides[chosen]],
     () => (chosen < 0 ? nothing : aside(answer, now)))}</div></details>
@@ -78,11 +79,12 @@ const marked = (text) => text.replace(/[\u061c\u200e\u200f\u2028-\u202e\u2066-\u
 
 const spelt = (text) => text.split("\n").map((part, i) => (i ? html`<i class="p-return">↵</i>${`\n${part}`}` : part));
 
-/** A token; those that were read can be walked along. @param {State} now @param {Token} token */
-const tokenOf = ({ data, chosen }, { words, written, one }, i) => {
-  const read = i < data.steps.length, { style, label } = tinted(one, data.prototypes, data.feedback);
-  return html`<span class=${`p-token${written ? " p-written" : ""}${data.feedback ? " p-fed" : ""}`} role=${read ? "option" : "presentation"} tabindex=${read ? -1 : nothing}
-    aria-selected=${read ? i === chosen : nothing} aria-label=${label ?? nothing} title=${read ? label : nothing} .style=${style}>${spelt(words)}</span>`;
+/** A token; those that were read can be chosen, and pointed at. @param {Answer} answer @param {State} now @param {Token} token */
+const tokenOf = (answer, { data, held, chosen }, { words, written, one }, i) => {
+  const { style, label } = tinted(one, data.prototypes, data.feedback), kind = `p-token${written ? " p-written" : ""}${data.feedback ? " p-fed" : ""}`;
+  if (i >= data.steps.length) return html`<span class=${kind} role="presentation" .style=${style}>${spelt(words)}</span>`;
+  return html`<span class=${kind} role="option" tabindex=${i === held ? 0 : -1} aria-selected=${i === chosen} aria-label=${label} title=${label} .style=${style}
+    @click=${() => walk(answer, i)} @focus=${() => hold(answer, i)} @pointerenter=${(event) => event.pointerType === "mouse" && look(answer, i)}>${spelt(words)}</span>`;
 };
 
 const tinted = (one, prototypes, feedback) => {
@@ -99,15 +101,20 @@ const tinted = (one, prototypes, feedback) => {
 
 /** Show the whole trace. @param {Answer} answer @param {any} whole */
 const finish = (answer, { id = "", shared: pool, ...trace }) => {
-  const { state, shared, node } = answer, data = { ...trace, ...unpacked(pool) }, { steps } = data;
+  const { state, shared } = answer, data = { ...trace, ...unpacked(pool) }, { steps } = data;
   shared.answer = { id };
   const tokens = data.tokens.map((words, i) => ({ words, written: i > 0 && steps[i - 1].from === "generated", one: steps[i] ?? null }));
   // Of a text that was only read all tokens have columns.
   const written = steps.filter(({ from }) => from === "generated"), bars = written.length ? written : steps;
   change(state, { id, data, tokens, bars });
-  if (!steps.length) return;
-  const text = node.querySelector(".p-text");
-  answer.choose = walk(text, [...node.querySelectorAll(".p-text [role=option]")], (number) => look(answer, number));
+  if (steps.length) hold(answer, steps.length - 1);
+};
+
+/** Choose a step, which stays while others are pointed at. @param {Answer} answer */
+const hold = (answer, number) => { change(answer.state, { held: number }); look(answer, number); };
+/** Move the focus to a token, which chooses its step. @param {Answer} answer @param {number | null} number */
+const walk = ({ node }, number) => {
+  if (number !== null) /** @type {HTMLElement[]} */ ([...node.querySelectorAll(".p-text [role=option]")])[number].focus();
 };
 
 /** Show a step, and fetch its sources once. @param {Answer} answer */
@@ -154,8 +161,6 @@ const point = async ({ state, node }, part) => {
 };
 /** @param {Answer} answer */
 const leave = ({ state }) => change(state, { hover: null });
-/** @param {Answer} answer */
-const focus = ({ node }, position) => /** @type {HTMLElement[]} */ ([...node.querySelectorAll(".p-token")])[position].focus();
 
 /** By keyboard: left and right along the columns, up and down through the slices of one. @param {Answer} answer */
 const keyed = (answer, event) => {
@@ -167,7 +172,7 @@ const keyed = (answer, event) => {
   const at = Math.max(0, bars.findIndex((one) => one.position === chosen)), to = Math.max(0, Math.min(bars.length - 1, at + way[0]));
   if (way[0]) {
     change(state, { slice: -1, hover: null });
-    answer.choose(bars[to].position);
+    hold(answer, bars[to].position);
   }
   const bar = node.querySelectorAll(".x-column")[to];
   const slices = /** @type {HTMLElement[]} */ ([...bar.querySelectorAll("[data-prototype]")]);

@@ -75,7 +75,7 @@ const made = (root, data, shared) => {
     visible: ui.visible, redraw: () => redraw(ui), chosen: () => state.value.chosen,
     choose: (i) => choose(ui, i),
     hover: (i) => { if (i !== ui.hovered) { ui.hovered = i; redraw(ui); } },
-    take: (event) => (event.shiftKey || state.value.lassoing ? drawing(ui, () => redraw(ui), (around) => drawn(ui, around)) : null),
+    take: (event) => (event.shiftKey || state.value.lassoing ? drawing(ui) : null),
   });
   ui.points = painter(canvas, ui.seen, x, y, kinds, [...categories.map(({ colour }) => colour), "#94918a"]);
   ui.dark.addEventListener("change", () => redraw(ui));
@@ -102,15 +102,6 @@ const redraw = (ui) => {
     ui.waiting = false;
     if (ui.canvas.clientWidth && ui.canvas.clientHeight) drawnAll(ui);
   });
-};
-
-/** A lasso's end. @param {Ui} ui @param {boolean} around */
-const drawn = (ui, around) => {
-  if (around) {
-    lassoed(ui);
-    change(state, { lassoing: false });
-  } else ui.line = null;
-  redraw(ui);
 };
 
 /** Show what is in the lasso. @param {Ui} ui */
@@ -183,28 +174,27 @@ const open = (ui, query) => {
   if (!query.size) link(ui);
 };
 
-/** A gesture that draws a line. @param {Ui} ui @param {() => void} redraw
- * @param {(finished: boolean) => void} ended told whether the line goes around anything */
-const drawing = (ui, redraw, ended) => {
+/** A gesture that draws the lasso; one that goes around nothing is dropped. @param {Ui} ui */
+const drawing = (ui) => {
   /** @type {number[][]} */
   const line = ui.line = [];
   return {
-    move: (px, py) => { line.push(ui.seen.inverse(px, py)); redraw(); },
-    end: (finished) => ended(finished && line.length > 2),
+    move: (px, py) => { line.push(ui.seen.inverse(px, py)); redraw(ui); },
+    end: (finished) => {
+      if (finished && line.length > 2) {
+        lassoed(ui);
+        change(state, { lassoing: false });
+      } else ui.line = null;
+      redraw(ui);
+    },
   };
 };
 
-/** Return what says whether a place is inside of a line. @param {number[][]} line @returns {(x: number, y: number) => boolean} */
-const around = (line) => {
+/** Visible prototypes inside of the line, those with most text first. @param {Ui} ui @returns {number[]} */
+const surrounded = ({ line, data: { x, y, leading }, visible }) => {
   const path = new Path2D(), context = new OffscreenCanvas(1, 1).getContext("2d");
-  for (const [x, y] of line) path.lineTo(x, y);
-  return (x, y) => context?.isPointInPath(path, x, y, "evenodd") ?? false;
-};
-
-/** Visible prototypes inside of the line, those with most text first. @param {Ui} ui */
-const surrounded = ({ line, data, visible }) => {
-  const { x, y, leading } = data, inside = around(line ?? []);
-  return leading.filter((i) => visible(i) && inside(x[i], y[i]));
+  for (const [px, py] of line ?? []) path.lineTo(px, py);
+  return leading.filter((i) => visible(i) && context?.isPointInPath(path, x[i], y[i], "evenodd"));
 };
 
 /** The categories of selected prototypes, and of all. @param {Ui} ui @param {number[]} selected */
@@ -240,13 +230,9 @@ const drawnAll = (ui) => {
   }
 };
 
-const traced = (context, points) => {
-  context.beginPath();
-  points.forEach(([px, py], i) => (i ? context.lineTo(px, py) : context.moveTo(px, py)));
-};
-
 const outlined = (context, points, dark) => {
-  traced(context, points);
+  context.beginPath();
+  for (const [px, py] of points) context.lineTo(px, py);
   context.closePath();
   context.setLineDash([5, 4]);
   context.lineWidth = 1.5;

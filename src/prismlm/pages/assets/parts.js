@@ -185,27 +185,3 @@ export const moves = (event, at, count) => {
   event.preventDefault();
   return Math.max(0, Math.min(count - 1, to));
 };
-// Tokens as one list to walk with the arrow keys: what is chosen stays, what is pointed at shows.
-// What it returns chooses one by its number.
-export const walk = (text, tokens, show) => {
-  let chosen = tokens.length - 1;
-  const choose = (number, focus) => {
-    tokens[chosen].tabIndex = -1;
-    chosen = number;
-    tokens[chosen].tabIndex = 0;
-    if (focus) tokens[chosen].focus();
-    show(chosen);
-  };
-  tokens.forEach((token, i) => {
-    token.addEventListener("click", () => choose(i, true));
-    token.addEventListener("focus", () => choose(i, false));
-    token.addEventListener("pointerenter", (event) => event.pointerType === "mouse" && show(i));
-  });
-  text.addEventListener("pointerleave", () => show(chosen));
-  text.addEventListener("keydown", (event) => {
-    const to = moves(event, chosen, tokens.length);
-    if (to !== null) choose(to, true);
-  });
-  choose(chosen, false);
-  return (number) => choose(number, false);
-};

@@ -7,7 +7,7 @@ const REACH = 18, ONE_PRESS = 1.4;
  * @typedef {{ canvas: HTMLCanvasElement, xs: number[], ys: number[], on: any, view: { x: number, y: number, scale: number },
  *   pointers: Map<number, PointerEvent>, moved: boolean, spread: number, taken: any }} Plane */
 
-/** Where a place of the plane is on the canvas. @param {Plane} plane */
+/** Where a place of the plane is on the canvas. @param {Plane} plane @returns {[number, number]} */
 const onCanvas = ({ canvas, view }, x, y) =>
   [(x - view.x) * view.scale + canvas.clientWidth / 2, (y - view.y) * view.scale + canvas.clientHeight / 2];
 /** @param {Plane} plane */
@@ -194,30 +194,20 @@ const discs = (context, place, size, kinds, colours, visible) => {
   }
 };
 
-// A ring around a point, and its name above.
-export const ringed = (context, canvas, at, size, text, dark) => {
-  const [x, y] = at;
+/** A ring around a point, and its name above, inside the canvas. */
+export const ringed = (context, canvas, [x, y], size, text, dark) => {
+  const [paper, ink] = dark ? ["#000c", "#fff"] : ["#fffd", "#111"];
   context.lineWidth = 2;
-  context.strokeStyle = dark ? "#fff" : "#111";
+  context.strokeStyle = ink;
   context.beginPath();
   context.arc(x, y, size + 4, 0, 7);
   context.stroke();
-  plaque(context, text, boxOf(context, canvas, text, x, y - size - 10), dark);
-};
-
-// Where a text stands above a point: left, top, width and height, inside the canvas.
-const boxOf = (context, canvas, text, x, y) => {
   context.font = "13px system-ui, sans-serif";
-  const wide = context.measureText(text).width + 12;
-  return [Math.max(2, Math.min(canvas.clientWidth - wide - 2, x - wide / 2)), Math.max(2, y - 20), wide, 21];
-};
-
-const plaque = (context, text, box, dark) => {
-  const [left, top, wide, high] = box;
-  context.font = "13px system-ui, sans-serif";
-  context.fillStyle = dark ? "#000c" : "#fffd";
-  context.fillRect(left, top, wide, high);
-  context.fillStyle = dark ? "#fff" : "#111";
+  const wide = context.measureText(text).width + 12, top = Math.max(2, y - size - 30);
+  const left = Math.max(2, Math.min(canvas.clientWidth - wide - 2, x - wide / 2));
+  context.fillStyle = paper;
+  context.fillRect(left, top, wide, 21);
+  context.fillStyle = ink;
   context.fillText(text, left + 6, top + 15);
 };
 

@@ -13,13 +13,17 @@ const STRONG = 30;
 const BESIDE = "The text with the edit will stand beside the text without it: each token with its probability before and after, " +
   "and under the same change made to random prototypes.";
 
-/** The form, the edit's prototype or category and how it is displayed, and the steered texts: a `note` while they are written, then `data` or `failed`.
+/** What is edited; at most one of these is not null.
+ * @typedef {{ prototype: number | null, category: string | null, controller: string | null }} Target
+ * @typedef {Target & { strength: number | null }} Edit strength in percent, null where it is to be found
+ * The form, the target and how it is displayed, and the steered texts: a `note` while they are written, then `data` or `failed`.
  * @typedef {{ request: { text: string, chat?: string, strength: string, auto?: string, generate: string, temperature: string, seed: string },
- *   prototype: number | null, category: string | null, controller: string | null, chosen: { colour?: string, name: string, href: string } | null,
+ *   target: Target, chosen: { colour?: string, name: string, href: string } | null,
  *   abort: AbortController | null, id: string, note: string, data: any, failed: unknown }} State */
+const NOTHING = { prototype: null, category: null, controller: null };
 const state = signal(/** @type {State} */ ({
   request: { text: "", strength: String(STRONG), auto: "on", generate: "20", temperature: "0", seed: "0" },
-  prototype: null, category: null, controller: null, chosen: null, abort: null, id: "", note: "", data: null, failed: null,
+  target: NOTHING, chosen: null, abort: null, id: "", note: "", data: null, failed: null,
 }));
 /** @type {ReturnType<typeof picking> | null} */
 let pick = null;
@@ -40,23 +44,23 @@ export const show = async (root, at, shared) => {
 const begin = (text, chat = state.value.request.chat) => { change(state, { request: { ...state.value.request, text, chat } }); again(); };
 const again = () => { const { text, chat } = state.value.request; void read(text, Boolean(chat)); };
 
-/** The edit that is chosen; its strength is null where it is to be found. @param {State} now */
-const wanted = ({ prototype, category, controller, request: { strength, auto } }) => ({ prototype, category, controller, strength: auto || controller ? null : +strength });
+/** The edit that is chosen. @param {State} now @returns {Edit} */
+const wanted = ({ target, request: { strength, auto } }) => ({ ...target, strength: auto || target.controller ? null : +strength });
+/** Whether nothing is chosen. @param {Target} target */
+const none = ({ prototype, category, controller }) => (prototype ?? category ?? controller) === null;
 
 /** @param {State} now @param {ReturnType<typeof picking>} field_ */
 const page = (now, field_, shared) => {
   const { request, chosen, abort, id, note, data, failed } = now, edit = wanted(now), { categories, controllers } = shared.model;
-  const none = edit.prototype === null && edit.category === null && edit.controller === null;
+  const select = (kind, label, names) => (names.length ? html`<span class="p-note">or</span>
+    <select aria-label=${label} @change=${(event) => void changed({ [kind]: event.target.value || null }, shared)}>
+      ${options([["", `a ${kind}`], ...names.map((name) => /** @type {[string, string]} */ ([name, name]))], edit[kind] ?? "")}</select>` : nothing);
   return html`<form class="prismlm x-form" @input=${(event) => { change(state, { request: moved(filled(event.currentTarget), event.target.name) }); command(shared); }}
   @change=${link} @submit=${(event) => { event.preventDefault(); void steered(); }}>
   <textarea class="x-prompt" name="text" rows="2" required aria-label="Prompt" .value=${request.text} @change=${again}
     placeholder=${request.chat ? "Ask the model something." : "Write the beginning of a text; the model goes on."}></textarea>
   <div class="x-examples" @change=${again}>${asking(shared.model, request.chat)}${examples(prompts(shared.model, request.chat), (text) => { begin(text); command(shared); })}</div>
-  <div class="x-row">${field_()}${categories.length ? html`<span class="p-note">or</span>
-    <select aria-label="Category" @change=${(event) => void changed({ category: event.target.value || null }, shared)}>
-      ${options([["", "a category"], ...categories.map(({ name }) => [name, name])], edit.category ?? "")}</select>` : nothing}${controllers.length ? html`<span class="p-note">or</span>
-    <select aria-label="Controller" @change=${(event) => void changed({ controller: event.target.value || null }, shared)}>
-      ${options([["", "a controller"], ...controllers.map((name) => [name, name])], edit.controller ?? "")}</select>` : nothing}
+  <div class="x-row">${field_()}${select("category", "Category", categories.map(({ name }) => name))}${select("controller", "Controller", controllers)}
     <span class="x-chosen">${chosen ? html`${dot(chosen.colour)}<a href=${chosen.href}><bdi>${chosen.name}</bdi></a>` : nothing}</span></div>
   ${leading(edit.prototype, (prototype) => { change(state, { request: { ...request, strength: "-100", auto: undefined } }); void changed({ prototype }, shared); })}
   <div class="x-row">${field("strength", html`<input class="x-strength" type="range" name="strength" min="-100" max="100" step="1" .value=${request.strength}
@@ -65,7 +69,7 @@ const page = (now, field_, shared) => {
       .checked=${Boolean(request.auto)}><span>as strong as the text allows</span></label></div>
   <p class="p-note" role="status">${meaning(edit)}</p>
   <div class="x-row">${field("tokens", numeric("generate", 20, 0, 256, 1))}${field("temperature", numeric("temperature", 0, 0, 10, 0.1))}
-    ${field("seed", numeric("seed", 0, 0, 2 ** 31, 1))}<button type="submit" class="x-go" ?disabled=${none}>Steer</button>
+    ${field("seed", numeric("seed", 0, 0, 2 ** 31, 1))}<button type="submit" class="x-go" ?disabled=${none(edit)}>Steer</button>
     <button type="button" class="x-stop" ?hidden=${!abort || !id} @click=${() => void api(`/answers/${id}/stop`, {})}>Stop</button></div>
 </form>
 <div class="x-out">${failed ? problem(failed) : data ? guard([data], () => result(data)) : html`<p class="p-note">${note || BESIDE}</p>`}</div>
@@ -121,22 +125,21 @@ const command = (shared) => {
 /** Put the edit into the address. */
 const link = () => {
   const edit = wanted(state.value);
-  if (edit.prototype !== null || edit.category !== null || edit.controller !== null) history.replaceState(null, "", address("steer", edit));
+  if (!none(edit)) history.replaceState(null, "", address("steer", edit));
 };
 
-/** Choose a prototype, a category or a controller, and show which.
- * @param {{ prototype?: number | null, category?: string | null, controller?: string | null }} which @param {any} shared */
-const choose = async ({ prototype = null, category = null, controller = null }, shared) => {
-  change(state, { controller });
+/** Choose a prototype, a category or a controller, and show which. @param {Partial<Target>} which @param {any} shared */
+const choose = async (which, shared) => {
+  const target = { ...NOTHING, ...which }, { prototype, category } = target;
   if (prototype === null) {
     const colour = shared.model.categories.find(({ name }) => name === category)?.colour;
-    change(state, { prototype, category, chosen: category === null ? null : { colour, name: category, href: address("prototypes", { category }) } });
+    change(state, { target, chosen: category === null ? null : { colour, name: category, href: address("prototypes", { category }) } });
     return;
   }
   const href = `#/prototypes/${prototype}`;
-  change(state, { prototype, category: null, chosen: { name: `prototype ${prototype}`, href } });
+  change(state, { target, chosen: { name: `prototype ${prototype}`, href } });
   const one = await card(prototype).catch(() => null); // without a lens it has no card
-  if (!one || state.value.prototype !== prototype) return;
+  if (!one || state.value.target !== target) return;
   const name = one.name === `prototype ${prototype}` ? one.name : `${one.name} #${prototype}`;
   change(state, { chosen: { colour: one.colour, name, href } });
 };
@@ -176,8 +179,6 @@ const steered = async () => {
   if (state.value.abort === abort) change(state, { abort: null });
 };
 
-/** @typedef {{ prototype: number | null, category: string | null, controller: string | null, strength: number | null }} Edit strength in percent, null where it is to be found */
-
 /** @param {number} x */
 const signedPercent = (x) => `${x > 0 ? "+" : x < 0 ? "−" : ""}${Math.abs(x)} %`;
 
@@ -208,17 +209,18 @@ const edited = ({ prototype, category, controller, strength }) => {
   return [...which, "--edit", "scale", "--strength", (100 + strength) / 100];
 };
 
-/** The prompt, and the result of `/api/steer/leading` for it; null until then, or if it failed. */
+/** The prompt, and the result of `/api/steer/leading` for it; until it comes, that of the prompt before: what stands below must not move
+ * under a click that leaves the prompt. */
 const offered = signal({ text: "", chat: false, data: /** @type {any} */ (null) });
 
 /** Fetch those of a prompt. @param {string} text @param {boolean} chat whether it is asked as a question */
 const read = async (text, chat) => {
   const same = () => text === offered.value.text && chat === offered.value.chat;
   if (same()) return;
-  offered.value = { text, chat, data: null };
+  change(offered, { text, chat });
   // Errors in the prompt are shown when it is steered.
   const data = text.trim() ? await api("/steer/leading", { text, chat }).catch(() => null) : null;
-  if (same()) offered.value = { text, chat, data };
+  if (same()) change(offered, { data });
 };
 
 /** @param {number | null} chosen the prototype that is chosen @param {(id: number) => void} take */
