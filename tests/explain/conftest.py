@@ -11,6 +11,13 @@ from prismlm.lens.build import IndexOptions, build_index
 from tests.conftest import made_once
 
 
+def shares_of(sources):
+    """Return the share of each key of a table, or of a list of a row or summary."""
+    if isinstance(sources, list):
+        return {item["key"]: item["share"] for item in sources}
+    return {item.key: item.share for item in sources.items}
+
+
 @pytest.fixture(scope="session")
 def small_model(tiny_model, short_corpus, tmp_path_factory):
     """The tiny model with a lens of one in five of its documents. Copy it to change it."""

@@ -8,6 +8,7 @@ from prismlm.errors import InputError
 from prismlm.explain import attribution
 from prismlm.explain.attribution import TEMPERATURE
 from prismlm.lens import cells as cells_module
+from tests.explain.conftest import shares_of
 from tests.helpers.hand_lens import attributed, hand_lens, predictions
 
 
@@ -34,8 +35,8 @@ def test_shares_by_hand(lens, table):
         found.places.value / found.total, [near, near * far, near * far, near], rtol=2e-2
     )
     by_domain = found.sources("domain")
-    shares = {item.key: item.share for item in by_domain.items}
-    assert shares == pytest.approx({"law": near * (1 + 2 * far), "(unknown)": near}, rel=2e-2)
+    expected = {"law": near * (1 + 2 * far), "(unknown)": near}
+    assert shares_of(by_domain) == pytest.approx(expected, rel=2e-2)
     assert by_domain.unattributed == pytest.approx(1 / 4)
     # Of 99 and 300 positions: the last token of a document predicts nothing.
     rates = {item.key: item.base_rate for item in by_domain.items}
@@ -81,10 +82,8 @@ def test_passages_by_hand(lens, table):
     assert found.support() is attributed(table[:0], lens).support() is None
 
 
-# What follows is of the measure of PRISM, A_t.
-
-
 def by_contexts(indices, activations):
+    """Return predictions of which the measure of PRISM, A_t, knows the activations alone."""
     count, indices = len(indices), torch.tensor(indices)
     evidence, residual = torch.full(indices.shape, -9.0), torch.full((count,), 7.0)
     states, tokens = torch.full((count, 2), 0.5**0.5), torch.zeros(count, dtype=torch.int64)
@@ -92,17 +91,13 @@ def by_contexts(indices, activations):
     return predictions(indices, evidence, residual, torch.zeros(count), *others)
 
 
-def shares_of(found, by, where=None):
-    return {item.key: item.share for item in found.sources(by, where).items}
-
-
 def test_the_measure_of_the_source_by_hand(lens):
     # a: 0.6/2 + 0.2, b: 0.6/2, of 0.8; neither evidence nor the residual plays a part.
     found = attributed(by_contexts([[0, 1]], [[0.6, 0.2]]), lens, "source")
     documents = found.documents()
-    assert [(one.doc_id, one.position) for one in documents] == [("a", 10), ("b", 120)]
-    assert [one.share for one in documents] == pytest.approx([0.5 / 0.8, 0.3 / 0.8])
-    assert shares_of(found, "document") == pytest.approx({"a": 0.5 / 0.8, "b": 0.3 / 0.8})
+    of_documents = [(one.doc_id, one.position, one.share) for one in documents]
+    assert of_documents == [("a", 10, pytest.approx(5 / 8)), ("b", 120, pytest.approx(3 / 8))]
+    assert shares_of(found.sources("document")) == pytest.approx({"a": 5 / 8, "b": 3 / 8})
     shares = found.sources("source")
     assert shares.unattributed == 0
     assert {item.base_rate for item in shares.items} == {None}
@@ -118,7 +113,7 @@ def test_a_filter_by_hand(lens):
     found = attributed(evidence, lens, "source")
     shares = found.sources("domain", {"license": "CC0"})
     # Of prototype 0 the half in law is CC0, and all of prototype 1; prototype 2 has no text.
-    assert [(i.key, i.share) for i in shares.items] == [("law", pytest.approx(0.5 / 1.2))]
+    assert shares_of(shares) == {"law": pytest.approx(0.5 / 1.2)}
     assert shares.elsewhere == pytest.approx(0.3 / 1.2)
     assert shares.unattributed == pytest.approx(0.4 / 1.2)
     assert shares.to_dict()["where"] == {"license": ["CC0"]}

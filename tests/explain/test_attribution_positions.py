@@ -21,7 +21,8 @@ from prismlm.explain.attribution import (
     spread,
 )
 from prismlm.lens import cells as cells_module
-from prismlm.lens.cells import Keys
+from prismlm.lens.cells import UNKNOWN, Keys
+from tests.explain.conftest import shares_of
 from tests.helpers.token_corpus import excerpt
 
 TEXTS = ["The cell is the smallest unit", "Once upon a time there was a"]
@@ -99,18 +100,25 @@ def test_evidence_falls_where_the_equation_says(lm, everything, text, weights, m
 
 
 @pytest.mark.parametrize("filtered", [False, True])
-def test_shares_sum_to_one(lm, filtered):
-    trace = lm.explain(TEXTS[1], generate=6)
-    where = {"license": lm.lens.cells.keys("license").names[0]} if filtered else None
+def test_groups_are_sums_over_the_same_positions_and_shares_sum_to_one(lm, filtered):
+    trace, corpus = lm.explain(TEXTS[1], generate=6), lm.lens.corpus
+    license = lm.lens.cells.keys("license").names[0]
+    where, found = {"license": license} if filtered else None, trace.attribution()
     for by in ("document", "source", "domain", "license"):
-        shares = trace.sources(by, where=where)
-        values = [item.share for item in shares.items]
-        whole = math.fsum(values) + shares.unattributed + shares.elsewhere
+        names, expected = corpus.doc_ids if by == "document" else corpus.column(by), Counter()
+        for place, value in zip(*map(np.ndarray.tolist, found.places[:2]), strict=True):
+            number = corpus.document_at(place)
+            if not filtered or corpus.column("license")[number] == license:
+                expected[names[number] or UNKNOWN] += value / found.total
+        sources = trace.sources(by, where=where)
+        shares = shares_of(sources)
+        assert shares == pytest.approx(expected)
+        whole = math.fsum(shares.values()) + sources.unattributed + sources.elsewhere
         assert whole == pytest.approx(1, abs=1e-12)
-        assert values == sorted(values, reverse=True)
-    of_all = (trace.passages(10**6, where=where), trace.documents(10**6, where=where))
-    passages, documents = (sum(one.share for one in several) for several in of_all)
-    assert passages == pytest.approx(documents)
+        assert [*shares.values()] == sorted(shares.values(), reverse=True)
+    for several in (trace.passages, trace.documents):
+        total = sum(one.share for one in several(10**6, where=where))
+        assert total == pytest.approx(sum(shares.values()))
 
 
 def test_a_large_range_is_sampled_evenly_and_weighs_the_same(lm, monkeypatch):
@@ -164,39 +172,22 @@ def test_where_domains_are_all_one_sources_stand_for_them(monkeypatch):
 
 
 @pytest.mark.parametrize("first", [1, 4, 7])
-def test_parts_of_a_text_add_up(lm, first):
-    trace = lm.explain(f"{TEXTS[0]} of life and")
+def test_parts_of_a_text_add_up_and_may_be_read_one_by_one(lm, first):
+    trace, lens = lm.explain(f"{TEXTS[0]} of life and"), lm.lens
+    so_far, table = ContextPrior(lens.cells), trace.predictions
+    halves = slice(first), slice(first, None)
+    weights = [spread(table[half], lens.cells, lens.head, so_far).weight for half in halves]
+    np.testing.assert_allclose(np.concatenate(weights), trace.carriers().weight, rtol=1e-9)
     whole = trace.attribution()
-    parts = joined([trace[:first].attribution(), trace[first:].attribution()])
+    parts = joined([trace[half].attribution() for half in halves])
     assert parts.total == pytest.approx(whole.total)
     assert parts.support() == whole.support()
     np.testing.assert_array_equal(parts.places.place, whole.places.place)
     np.testing.assert_allclose(parts.places.value, whole.places.value)
 
 
-def test_documents_and_groups_are_sums_over_the_same_positions(lm):
-    trace = lm.explain(TEXTS[0], generate=3)[:]
-    found, corpus = trace.attribution(), lm.lens.corpus
-    for by in ("document", "source", "domain", "license"):
-        names, expected = corpus.doc_ids if by == "document" else corpus.column(by), Counter()
-        for place, value in zip(*map(np.ndarray.tolist, found.places[:2]), strict=True):
-            expected[names[corpus.document_at(place)] or "(unknown)"] += value / found.total
-        assert {i.key: i.share for i in trace.sources(by).items} == pytest.approx(expected)
-
-
 def test_a_target_that_the_corpus_never_has_is_unattributed(lm, everything):
-    missing = set(range(lm.lens.cells.meta.vocabulary)) - set(everything[1].tolist())
     table = lm.explain("The cell").predictions
-    table.targets[:] = min(missing)
+    table.targets[:] = min(set(range(lm.lens.cells.meta.vocabulary)) - set(everything[1].tolist()))
     found = attribute(carriers_of(table[0:1], lm.lens), lm.lens).sources("domain")
     assert (found.items, found.unattributed) == ((), 1)
-
-
-def test_a_text_read_in_two_parts_is_one_text(lm):
-    table = lm.explain(TEXTS[1], generate=8).predictions
-    whole, so_far = spread(table, lm.lens.cells, lm.lens.head), ContextPrior(lm.lens.cells)
-    parts = [
-        spread(table[s], lm.lens.cells, lm.lens.head, so_far) for s in (slice(4), slice(4, None))
-    ]
-    weight = np.concatenate([part.weight for part in parts])
-    np.testing.assert_allclose(weight, whole.weight, rtol=1e-9)

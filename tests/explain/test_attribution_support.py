@@ -1,6 +1,5 @@
 """Levels of support by hand and of text that the corpus has, and the summary in words."""
 
-import shutil
 from collections import defaultdict
 
 import numpy as np
@@ -18,7 +17,6 @@ from prismlm.explain.attribution import (
 )
 from prismlm.explain.trace import summarise
 from prismlm.lens.cells import UNKNOWN
-from prismlm.models.sidecar import load_sidecar, save_sidecar
 from tests.helpers.token_corpus import excerpt
 
 TOKENS, TELLING = np.array([7, 5, 7, 9]), np.array([4.0, 1.0, 4.0, 3.0])
@@ -106,8 +104,7 @@ def test_a_generated_answer_is_asked_about_without_its_prompt(lm, monkeypatch):
 
 
 def test_a_token_counts_by_what_it_tells():
-    rates = np.exp([-2.0, -5.0, -7.0])
-    found = token_information(rates, 10**6)
+    found = token_information(np.exp([-2.0, -5.0, -7.0]), 10**6)
     assert found == pytest.approx([MIN_WEIGHT, MIN_WEIGHT, MIN_WEIGHT + 4])
     # What never comes next counts as half a position: in a small corpus that says little.
     telling = np.log(2e4) - 5
@@ -142,25 +139,19 @@ def test_what_leads_is_named(parts, named):
         assert leading in text or "Almost none" in named
 
 
-def test_a_head_that_explains_many_times_the_evidence_is_said_not_to_fit(tiny_model, tmp_path):
-    path = shutil.copytree(tiny_model, tmp_path / "model", ignore=shutil.ignore_patterns("lens"))
-    sidecar = load_sidecar(path)
-    with torch.no_grad():
-        sidecar.head.prototypes.mul_(50)
-    save_sidecar(path, sidecar)
-    trace = prismlm.load(path).explain("The cell is")
-    assert "The prototype head does not fit this model: the median" in trace.notes[0]
-    assert trace.to_dict()["notes"] == trace.notes
-    assert "does not fit this model" in trace.to_html()
-
-
-def test_of_states_that_are_zero_nothing_is_said(small_model):
+def test_a_head_that_does_not_fit_and_states_that_are_zero_are_said(small_model):
     lm = prismlm.load(small_model)
     assert lm.explain("The cell is").notes == []
     with torch.no_grad():
+        lm.head.prototypes.mul_(50)
+        wrong = lm.explain("The cell is")
         lm.model.model.norm.weight.zero_()
-    trace = lm.explain("The cell is")
-    said = f"The hidden states of {len(trace)} of {len(trace)} predictions are zero"
-    assert said in trace.notes[0]
-    assert trace.support is None
-    assert "support" not in trace.to_dict()
+    zero = lm.explain("The cell is")
+    no_fit = "The prototype head does not fit this model: the median"
+    states = f"The hidden states of {len(zero)} of {len(zero)} predictions are zero"
+    for trace, said in ((wrong, no_fit), (zero, states)):
+        assert said in trace.notes[0]
+        assert trace.to_dict()["notes"] == trace.notes
+        assert said in trace.to_html()
+    assert zero.support is None
+    assert "support" not in zero.to_dict()

@@ -8,16 +8,11 @@ import pytest
 import torch
 
 import prismlm
-from prismlm.corpus import Corpus, Document
+from prismlm.corpus import Document
 from prismlm.errors import InputError
-from prismlm.explain.audit import (
-    Audit,
-    check_document,
-    document_sources,
-    read_texts,
-    texts_that_rely,
-)
+from prismlm.explain.audit import Audit, document_sources, read_texts, texts_that_rely
 from prismlm.explain.compare import compare_prototypes, compare_texts, signature_matches
+from tests.explain.conftest import shares_of
 
 TEXTS = [
     Document("one", "The court ruled that the contract was void and the appeal was dismissed."),
@@ -52,14 +47,6 @@ def test_of_a_head_that_does_not_fit_an_audit_says_so_and_gives_no_support(lm, a
     assert compare_texts(lm, wrong, TEXTS[:2])["support"] is None
 
 
-def shares(sources):
-    return {item.key: item.share for item in sources.items}
-
-
-def of_row(items):
-    return {item["key"]: item["share"] for item in items}
-
-
 def test_a_row_is_what_explain_says(lm, audited, traces):
     for document, row in zip(TEXTS, audited[1], strict=True):
         assert row["text_id"] == document.doc_id
@@ -69,7 +56,7 @@ def test_a_row_is_what_explain_says(lm, audited, traces):
         trace = traces[document.doc_id]
         assert row["predictions"] == len(trace) == row["tokens"] - 1
         for by in ("source", "domain", "license"):
-            expected, kept = shares(trace.sources(by)), of_row(row[f"by_{by}"])
+            expected, kept = shares_of(trace.sources(by)), shares_of(row[f"by_{by}"])
             largest = {key: expected[key] for key in kept}
             assert kept == pytest.approx(largest, rel=1e-3, abs=1e-7)
             assert len(kept) == min(20, len(expected))
@@ -84,6 +71,12 @@ def test_a_row_is_what_explain_says(lm, audited, traces):
         assert row["ce"] == pytest.approx(loss, rel=1e-4)
 
 
+def support_of(supports):
+    levels = {n: sum(one.level == n for one in supports) for n in ("strong", "weak", "none")}
+    mean = np.mean([one.score for one in supports])
+    return {"levels": levels, "score": pytest.approx(mean, rel=1e-3)}
+
+
 def test_the_summary_is_the_sum_of_the_rows(lm, audited, traces):
     audit, rows = audited
     summary = audit.to_dict()
@@ -94,20 +87,17 @@ def test_the_summary_is_the_sum_of_the_rows(lm, audited, traces):
     for by in ("source", "domain", "license"):
         expected = Counter()
         for one in found:
-            amounts = {k: share * one.total for k, share in shares(one.sources(by)).items()}
-            expected.update({key: amount / total for key, amount in amounts.items()})
-        got = {item["key"]: item["share"] for item in summary["shares"][by]["items"]}
+            parts = shares_of(one.sources(by)).items()
+            expected.update({key: share * one.total / total for key, share in parts})
+        got = shares_of(summary["shares"][by]["items"])
         assert got == pytest.approx(expected, rel=1e-3)
         assert sum(got.values()) + summary["shares"][by]["unattributed"] == pytest.approx(1)
     explained = np.concatenate([r.explained for r in read_texts(lm, TEXTS)])
     assert summary["explained_share"] == pytest.approx(np.median(explained), abs=2e-3)
     order = sorted((r for r in rows if r["predictions"]), key=lambda row: -row["unattributed"])
     assert [e["text_id"] for e in summary["least_attributed"]] == [row["text_id"] for row in order]
-    levels = [trace.support.level for trace in traces.values()]
-    counts = {level: levels.count(level) for level in ("strong", "weak", "none")}
-    assert summary["support"]["levels"] == counts
+    assert summary["support"] == support_of([trace.support for trace in traces.values()])
     scores = {doc_id: trace.support.score for doc_id, trace in traces.items()}
-    assert summary["support"]["score"] == pytest.approx(np.mean(list(scores.values())), rel=1e-3)
     least = summary["least_supported"]
     assert [e["text_id"] for e in least] == sorted(scores, key=lambda doc_id: scores[doc_id])
     assert {e["text_id"]: e["score"] for e in least} == pytest.approx(scores, rel=1e-3)
@@ -138,15 +128,11 @@ def test_a_filter(lm, traces):
     found = {}
     for row in [row for row in audit.read(TEXTS) if row["predictions"]]:
         assert {item["key"] for item in row["by_domain"]} <= {domain}
-        matching = of_row(row["by_source"])
-        rest = row["elsewhere"] + row["unattributed"]
-        assert sum(matching.values()) + rest == pytest.approx(1)
-        found[row["text_id"]] = shares(traces[row["text_id"]].sources("domain"))[domain]
-        assert sum(matching.values()) == pytest.approx(found[row["text_id"]], rel=1e-3)
-    summary = audit.to_dict()
-    assert summary["most_matching"][0]["text_id"] == max(found, key=found.get)
-    with pytest.raises(InputError, match="domain=nonsense"):
-        Audit(lm, where={"domain": "nonsense"})
+        matching = sum(shares_of(row["by_source"]).values())
+        assert matching + row["elsewhere"] + row["unattributed"] == pytest.approx(1)
+        found[row["text_id"]] = shares_of(traces[row["text_id"]].sources("domain"))[domain]
+        assert matching == pytest.approx(found[row["text_id"]], rel=1e-3)
+    assert audit.to_dict()["most_matching"][0]["text_id"] == max(found, key=found.get)
 
 
 def test_where_a_document_shows_up(lm, traces):
@@ -156,14 +142,11 @@ def test_where_a_document_shows_up(lm, traces):
     document, usage = cells.document_number(doc_id), lm.lens.prototypes["usage"].to_numpy()
     positions = [cells.records(cells.rows_of(i))["position"] for i in range(192)]
     counts = np.array([(cells.document_of(one) == document).sum() for one in positions])
-    own = {c["prototype"]: c["positions"] for c in found.cells}
-    assert own == {i: n for i, n in enumerate(counts) if n}
-    order = [(c["positions"], c["share"]) for c in found.cells]
-    assert order == sorted(order, reverse=True)
-    shares_of_cells = counts / np.array([max(1, len(one)) for one in positions])
-    for cell in found.cells:
-        assert cell["share"] == pytest.approx(shares_of_cells[cell["prototype"]])
-    mine = (usage * shares_of_cells).sum() / usage.sum()
+    parts = counts / np.array([max(1, len(one)) for one in positions])
+    own = {c["prototype"]: (c["positions"], c["share"]) for c in found.cells}
+    assert own == {i: (n, pytest.approx(parts[i])) for i, n in enumerate(counts) if n}
+    assert list(own.values()) == sorted(own.values(), reverse=True)
+    mine = (usage * parts).sum() / usage.sum()
     assert found.neighbourhood == pytest.approx(mine)
     uses = texts_that_rely(lm, doc_id, TEXTS)
     texts = {text["text_id"]: text["share"] for text in uses["texts"]}
@@ -180,23 +163,27 @@ def test_where_a_document_shows_up(lm, traces):
     tokens = dict(zip(ids, (cells.lengths - 1).tolist(), strict=True))
     assert found.base_rate == pytest.approx(tokens[doc_id] / sum(tokens.values()))
     for text_id, share in texts.items():
-        expected = shares(traces[text_id].sources("document"))[doc_id]
+        expected = shares_of(traces[text_id].sources("document"))[doc_id]
         assert share == pytest.approx(expected, rel=1e-3)
     assert [*texts.values()] == sorted(texts.values(), reverse=True)
 
 
-def test_documents_that_are_not_there(lm):
-    with pytest.raises(InputError, match="has no document 'x'"):
-        document_sources(lm.lens, "x")
-    corpus = Corpus.open(lm.lens.meta.corpus_path)
+def test_what_cannot_be_audited_or_compared_is_refused(lm, small_model):
+    corpus, other = lm.lens.corpus, prismlm.load(small_model)
     held_out = corpus.doc_ids[int(corpus.split("heldout")[0])]
-    with pytest.raises(InputError, match=r"is held out, and .*: it was never indexed"):
-        check_document(lm.lens, held_out)
-
-
-def test_windows_that_cannot_be_used(lm):
-    with pytest.raises(InputError, match="of 1 tokens does not fit: expected at least 2"):
-        Audit(lm, window=1)
+    other.tokenizer.add_tokens(["something new"])
+    for message, refused in (
+        ("domain=nonsense", lambda: Audit(lm, where={"domain": "nonsense"})),
+        ("of 1 tokens does not fit: expected at least 2", lambda: Audit(lm, window=1)),
+        ("has no document 'x'", lambda: document_sources(lm.lens, "x")),
+        (
+            "is held out, and .*: it was never indexed",
+            lambda: document_sources(lm.lens, held_out),
+        ),
+        ("different tokenizers", lambda: compare_texts(lm, other, TEXTS)),
+    ):
+        with pytest.raises(InputError, match=message):
+            refused()
 
 
 # -- two models
@@ -231,12 +218,8 @@ def test_a_model_beside_itself(lm):
     assert all(item["difference"] == 0 for item in domains["items"])
     total = sum(item["a"] for item in domains["items"]) + domains["unattributed"]["a"]
     assert total == pytest.approx(1)
-    supports = [lm.explain(text.text)[:-1].support for text in TEXTS[:2]]
-    assert texts["support"]["a"] == texts["support"]["b"]
-    levels = {n: sum(one.level == n for one in supports) for n in ("strong", "weak", "none")}
-    assert texts["support"]["a"]["levels"] == levels
-    score = texts["support"]["a"]["score"]
-    assert score == pytest.approx(np.mean([one.score for one in supports]), rel=1e-3)
+    expected = support_of([lm.explain(text.text)[:-1].support for text in TEXTS[:2]])
+    assert texts["support"] == {"a": expected, "b": expected}
 
 
 def test_another_model_on_the_same_texts(lm, tiny_model):
@@ -258,10 +241,3 @@ def test_another_model_on_the_same_texts(lm, tiny_model):
     assert found["ce"]["difference"] == pytest.approx(losses[1] - losses[0], abs=1e-3)
     assert found["shares"] is found["support"] is None
     assert compare_prototypes(lm, other)["pairs"][0]["b_name"] is None
-
-
-def test_models_that_cannot_be_compared(lm, small_model):
-    other = prismlm.load(small_model)
-    other.tokenizer.add_tokens(["something new"])
-    with pytest.raises(InputError, match="different tokenizers"):
-        compare_texts(lm, other, TEXTS)

@@ -60,18 +60,11 @@ def test_cards_are_neuronpedias_rows(lm, tmp_path):
     assert {file.stem for file in out.glob("*/*/*.jsonl")} >= {"model", "release", "source"}
 
 
-def test_the_head_is_a_dictionary_of_sae_lens(lm, tmp_path):
-    export_sae_lens(lm, tmp_path / "dictionary")
-    dictionary = SAE.load_from_disk(tmp_path / "dictionary")
-    states = torch.randn(5, lm.head.width)
-    torch.testing.assert_close(dictionary(states), lm.head(states).reconstruction)
-
-
-def test_the_hook_has_the_states_of_the_head(small_model, lm, tmp_path):
+def test_the_head_is_a_dictionary_of_sae_lens_for_the_states_of_its_hook(small_model, lm, tmp_path):
     from transformer_lens.model_bridge import TransformerBridge
 
     export_sae_lens(lm, tmp_path / "dictionary")
-    name = SAE.load_from_disk(tmp_path / "dictionary").cfg.metadata.hook_name
+    dictionary = SAE.load_from_disk(tmp_path / "dictionary")
     other = prismlm.load(small_model)
     models = {"hf_model": other.model, "tokenizer": other.tokenizer}
     bridge = TransformerBridge.boot_transformers(other.model.config.model_type, **models)
@@ -79,9 +72,9 @@ def test_the_hook_has_the_states_of_the_head(small_model, lm, tmp_path):
     with torch.no_grad(), capture(lm.model) as seen:
         lm.model(ids)
         _, cache = bridge.run_with_cache(ids)
-    torch.testing.assert_close(cache[name], seen.z, rtol=1e-4, atol=1e-4)
-
-
-def test_nothing_is_replaced(lm, tmp_path):
-    with pytest.raises(InputError, match="exists already"):
-        export_neuronpedia(lm, tmp_path)
+    states = cache[dictionary.cfg.metadata.hook_name]
+    torch.testing.assert_close(states, seen.z, rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(dictionary(states[0]), lm.head(states[0]).reconstruction)
+    for export in (export_sae_lens, export_neuronpedia):
+        with pytest.raises(InputError, match="exists already"):
+            export(lm, tmp_path / "dictionary")

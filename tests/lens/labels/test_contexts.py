@@ -135,9 +135,7 @@ def places(lm):
 
 @pytest.fixture(scope="module")
 def labels(lm, text, places):
-    subjects = subject_words(weight_of(lm.model), text)
-    raised = lm.lens.prototypes["top_tokens"].to_pylist()
-    return Namer(text, places, lm.lens.cells, subjects, raised).labels()
+    return Namer(text, places, lm.lens, weight_of(lm.model)).labels()
 
 
 def test_every_cell_with_a_place_is_named(places, labels):
@@ -185,7 +183,7 @@ def test_a_word_that_continues_is_split_where_the_prototype_is(text, places, lab
         if label is None or " → " in label.name or label.name.endswith("…"):
             continue
         sample = places.of(places.cell == cell)
-        assert text.continues(sample).mean() >= 0.5
+        assert text.joined(sample.position).mean() >= 0.5
         words = {text.beginning(p).strip() + text.end(p + 1) for p in sample.position.tolist()}
         assert set(label.name.split(", ")) <= words
         assert label.topic[0] == label.name.split(", ")[0].replace("-", "", 1).lower()

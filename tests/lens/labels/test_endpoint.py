@@ -40,7 +40,7 @@ def session(tmp_path):
 
 def ask_each(session, asked):
     with SILENT.task("") as task:
-        return dict(session.each(range(len(asked)), lambda i: session.ask(asked[i]), task))
+        return session.each(asked, session.ask, task)
 
 
 def errors(kind):
@@ -120,7 +120,7 @@ def test_some_failures_are_counted_and_many_end_the_run(session):
         assert opened.tally["requests"] == 8 + 2 * 4
         # Stored answers are not asked for again.
         server.behave, before = failing(range(12)), len(server.requests)
-        assert list(ask_each(session(server.url), asked).values()).count(None) == 4
+        assert ask_each(session(server.url), asked).count(None) == 4
         assert len(server.requests) == before + 8
     with ChatServer(failing(range(20, 40))) as server:
         with pytest.raises(InputError, match=r"of the first \d+ questions to 'm' .*kept in"):

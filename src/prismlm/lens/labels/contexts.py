@@ -18,8 +18,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import mode
 from typing import Any, NamedTuple
@@ -33,6 +34,7 @@ from prismlm.corpus.pieces import BROKEN, decode_token, pieces_of, token_alone
 from prismlm.corpus.store import Corpus
 from prismlm.files import read_json
 from prismlm.lens.cells import Cells, group_members
+from prismlm.lens.lens import Lens
 from prismlm.lens.signatures import MOST_WORDS, different_words, shown_word
 from prismlm.progress import SILENT, Reporter
 
@@ -173,10 +175,6 @@ class Text:
         """Return the token that comes next, int64 [n]."""
         return self.tokens[places.position + 1].astype(np.int64)
 
-    def continues(self, places: Places) -> np.ndarray:
-        """Return where the next token continues the word of the one read last, bool [n]."""
-        return self._joined(places.position)
-
     def window(self, places: Places, before: int, after: int) -> np.ndarray:
         """Return ``before`` tokens up to the one read last and ``after`` after it.
 
@@ -191,12 +189,17 @@ class Text:
         tokens = self.tokens[np.where(inside, positions, 0)].astype(np.int64)
         return np.where(inside, tokens, -1)
 
+    def joined(self, position: Any) -> Any:
+        """Return whether the token at each position and the next one are parts of one word."""
+        left, right = self.tokens[position], self.tokens[(position + 1) % len(self.tokens)]
+        return self.open[left] & self.inner[right]
+
     def beginning(self, position: int) -> str:
         """Return a word up to and including the token at a position."""
         if character := self._character(position):
             return character
         first = position
-        while position - first < MAX_PIECES and first > 0 and self._joined(first - 1):
+        while position - first < MAX_PIECES and first > 0 and self.joined(first - 1):
             first -= 1
         return self._join(first, position)
 
@@ -205,12 +208,12 @@ class Text:
         if character := self._character(position):
             return character
         last = position
-        while last - position < MAX_PIECES and self._joined(last):
+        while last - position < MAX_PIECES and self.joined(last):
             last += 1
         # Some tokenizers write the space before a number separately.
         if last == position and self.texts[self.tokens[position]] == " ":
             last = min(position + 1, len(self.tokens) - 1)
-        return "-" * int(self._joined(position - 1)) + self._join(position, last)
+        return "-" * int(self.joined(position - 1)) + self._join(position, last)
 
     def spelled(self, tokens: list[int]) -> str:
         """Decode consecutive tokens, with the space before the first."""
@@ -227,11 +230,6 @@ class Text:
         ids = self.tokens[first : position + MOST_BYTES].tolist()
         label = pieces_of(tokenizer, ids)[position - first].label
         return token_alone(tokenizer, ids[position - first]) if BROKEN in label else label
-
-    def _joined(self, position: Any) -> Any:
-        """Whether the token at each position and the next one are parts of one word."""
-        left, right = self.tokens[position], self.tokens[(position + 1) % len(self.tokens)]
-        return self.open[left] & self.inner[right]
 
 
 def marked(text: Text, places: Places, row: int, before: int, after: int) -> tuple[str, str]:
@@ -271,13 +269,13 @@ def words_near(text: Text, places: Places) -> np.ndarray:
     return np.where((window >= 0) & text.content[window], text.word[window], -1)
 
 
-def kind_rates(text: Text, places: Places, num_cells: int) -> dict[str, np.ndarray]:
+def kind_rates(text: Text, places: Places) -> dict[str, np.ndarray]:
     """Return, by kind, the share of each cell's positions whose tokens are of that kind, [K]."""
     current, following, among = text.read(places), text.next(places), text.among
     function = among(FUNCTION)
     scaffold = function | text.sign
     links = np.append(among(CLASSES["links"]), False)  # the last is for −1, outside the document
-    continues, sign = text.continues(places), text.sign[following]
+    continues, sign = text.joined(places.position), text.sign[following]
     plain = ~continues & ~sign & ~function[following] & ~text.digit[following]
     noun_before = among(CLASSES["determiners"] | CLASSES["prepositions"])[current]
     verb_before = among(CLASSES["pronouns"] | CLASSES["auxiliaries"] | {"to"})[current]
@@ -299,11 +297,9 @@ def kind_rates(text: Text, places: Places, num_cells: int) -> dict[str, np.ndarr
         "verb": plain & verb_before,
         "word": plain,
     }
-    size = np.maximum(np.bincount(places.cell, minlength=num_cells), 1)
-    return {
-        name: np.bincount(places.cell, flag, minlength=num_cells) / size
-        for name, flag in flags.items()
-    }
+    count = partial(np.bincount, places.cell, minlength=len(places.size))
+    size = np.maximum(count(), 1)
+    return {name: count(flag) / size for name, flag in flags.items()}
 
 
 def role(rates: Mapping[str, float]) -> str:
@@ -367,60 +363,45 @@ def subject_words(weight: Tensor, text: Text) -> sparse.csr_matrix:
 
 @dataclass(frozen=True)
 class Label:
-    """The name of a prototype.
-
-    ``category`` is one of :data:`CATEGORIES`, ``role`` the kind of
-    word that comes next, ``tags`` are overrepresented domains, ``topic`` words of the surrounding
-    text.
-    """
+    """The name of a prototype."""
 
     name: str
     description: str
-    category: str
-    role: str
-    tags: tuple[str, ...]
-    topic: tuple[str, ...] = ()
+    category: str  # one of CATEGORIES
+    role: str  # the kind of word that comes next
+    tags: tuple[str, ...]  # overrepresented domains
+    topic: tuple[str, ...] = ()  # words of the surrounding text
 
 
 class Namer:
-    """Names cells from the rates of words, kinds, subjects and domains in each.
+    """Names cells from the rates of words, kinds, subjects and domains in each."""
 
-    ``raised`` are the tokens of each prototype's signature.
-    """
-
-    def __init__(
-        self,
-        text: Text,
-        places: Places,
-        cells: Cells,
-        subject_words: sparse.csr_matrix,
-        raised: Sequence[Sequence[str]],
-    ) -> None:
-        self.text, self.places, self.raised = text, places, raised
-        num_cells, word = len(places.size), text.word
-        self.first = np.searchsorted(places.cell, np.arange(num_cells + 1))
+    def __init__(self, text: Text, places: Places, lens: Lens, weight: Tensor) -> None:
+        self.text, self.places, cells = text, places, lens.cells
+        self.raised: list[list[str]] = lens.prototypes["top_tokens"].to_pylist()
+        self.first = np.searchsorted(places.cell, np.arange(len(places.size) + 1))
         self.count = np.diff(self.first)
         self.tokens = {"read": text.read(places), "next": text.next(places)}
-        shape = num_cells, len(text.words)
+        shape = len(places.size), len(text.words)
         counts = {
-            "read": count_words(places.cell, word[self.tokens["read"]], shape),
-            "next": count_words(places.cell, word[self.tokens["next"]], shape),
-            "about": count_content_words(text, places, shape),
+            side: count_words(places.cell, text.word[tokens], shape)
+            for side, tokens in self.tokens.items()
         }
+        counts["about"] = count_content_words(text, places, shape)
         self.sides: dict[str, tuple[sparse.csr_matrix, sparse.csr_matrix]] = {}
         for side, count in counts.items():
             score = distinctiveness(count, self.count)
             # Words that occur once in a cell of many are chance.
             score.data[(count.data < 2) & np.repeat(self.count >= FEW, np.diff(count.indptr))] = 0
             self.sides[side] = score, shares(count, self.count)
-        self.kinds = kind_rates(text, places, num_cells)
+        self.kinds = kind_rates(text, places)
         # How many times as many words of each subject are near as elsewhere, [K, subjects]. One
         # position's worth of the mean is added, which bounds the ratios of small cells.
-        hits = sparse.csr_array(counts["about"] @ subject_words).toarray()
+        hits = sparse.csr_array(counts["about"] @ subject_words(weight, text)).toarray()
         base = hits.sum(0) / max(1, self.count.sum())
         self.subjects = (hits + base) / (np.maximum(base, 1e-9) * (self.count + 1)[:, None])
         self.domains, codes = cells.keys("domain")
-        self.domain = np.zeros((num_cells, len(self.domains)))
+        self.domain = np.zeros((len(places.size), len(self.domains)))
         np.add.at(self.domain, (places.cell, codes[places.document]), 1.0)
         self.domain /= np.maximum(self.count, 1)[:, None]
         self.base = np.maximum(cells.base_rates("domain"), 1e-9)
@@ -444,7 +425,7 @@ class Namer:
         tags = {self.domains[i]: i for i in enough[np.argsort(-share[enough], kind="stable")][:2]}
         pieces: list[tuple[str, str]] = []
         if rates["piece"] >= 0.5:  # the most frequent words that continue, split where they do
-            inside = places.position[text.continues(places)].tolist()
+            inside = places.position[text.joined(places.position)].tolist()
             pairs = ((text.beginning(i).strip(), text.end(i + 1).lstrip("-")) for i in inside)
             pieces = [pair for pair, _ in Counter(pairs).most_common(MOST_WORDS)]
         shown, raised = self._right_side(cell, following, inside_word=bool(pieces))

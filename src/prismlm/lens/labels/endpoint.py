@@ -11,7 +11,7 @@ import os
 import re
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import suppress
 from dataclasses import dataclass
@@ -273,26 +273,20 @@ class Session:
 
     def answers(self, questions: Sequence[Question], task: Task) -> list[dict[str, Any] | None]:
         """Return the answer to each question, None where there is no valid one."""
-        numbers = range(len(questions))
-        answers = dict(self.each(numbers, lambda number: self.ask(questions[number]), task))
-        return [answers[number] for number in numbers]
+        return self.each(questions, self.ask, task)
 
-    def each(
-        self, jobs: Sequence[T], work: Callable[[T], R], task: Task
-    ) -> Iterator[tuple[T, R | None]]:
-        """Yield each job with its result, None if it failed; InputError if most of them fail."""
+    def each(self, jobs: Sequence[T], work: Callable[[T], R], task: Task) -> list[R | None]:
+        """Return the result of each job, None if it failed; InputError if most of them fail."""
         pool, failed, in_a_row = ThreadPoolExecutor(self.endpoint.concurrency), 0, 0
-        futures = {pool.submit(work, job): job for job in jobs}
+        numbers = {pool.submit(work, job): number for number, job in enumerate(jobs)}
+        results: list[R | None] = [None] * len(jobs)
         try:
             with keeping(self.kept):
-                for count, future in enumerate(as_completed(futures), 1):
-                    error, in_a_row = future.exception(), in_a_row + 1
-                    if error is None:
-                        in_a_row = 0
-                    elif not isinstance(error, NoAnswer):
-                        raise error
-                    else:
-                        failed += 1
+                for count, future in enumerate(as_completed(numbers), 1):
+                    try:
+                        results[numbers[future]], in_a_row = future.result(), 0
+                    except NoAnswer as error:
+                        failed, in_a_row = failed + 1, in_a_row + 1
                         self.failures[str(error)] += 1
                         task.note(f"{failed:,} failed, the last because {error}")
                     most = 2 * failed > count and count >= min(MIN_QUESTIONS, len(jobs))
@@ -304,6 +298,6 @@ class Session:
                             f"another model, or check the server. {self.kept()}"
                         )
                     task.advance()
-                    yield futures[future], None if error else future.result()
         finally:
             pool.shutdown(wait=False, cancel_futures=True)
+        return results

@@ -177,15 +177,13 @@ def make_labels(lens: Lens, model: nn.Module, progress: Reporter = SILENT) -> La
         weight = weight_of(model).detach()
         text = Text(corpus, len(weight))
         sample = contexts.sample_places(cells, count, PLACES)
-        subjects = contexts.subject_words(weight, text)
         task.advance()
     held_out = np.random.default_rng(SEED).random(len(cells.starts)) < HELD_OUT
     scoring = held_out[sample.document]
     places = sample.of(~scoring)
     # Cells with positions in held-out documents alone are named by these, and not scored.
     scoring &= (np.bincount(places.cell, minlength=count) > 0)[sample.cell]
-    raised = lens.prototypes["top_tokens"].to_pylist()
-    labels = Namer(text, sample.of(~scoring), cells, subjects, raised).labels(progress)
+    labels = Namer(text, sample.of(~scoring), lens, weight).labels(progress)
     documents = int((~held_out).sum()), int(held_out.sum())
     return Labelling(labels, text, places, sample.of(scoring), documents)
 
@@ -274,8 +272,8 @@ def ask_for_names(
         )
 
     with progress.task("Asking for names", len(cells), "prototypes") as task:
-        answers = session.each(cells, label, task)
-        labels = {cell: answer for cell, answer in answers if answer is not None}
+        answers = zip(cells, session.each(cells, label, task), strict=True)
+    labels = {cell: answer for cell, answer in answers if answer is not None}
     return Named(labels, session.source, session.usage())
 
 
