@@ -10,14 +10,12 @@ import prismlm
 from prismlm import Attributor
 from prismlm.corpus import Corpus
 from prismlm.errors import DecompositionError, FormatError, InputError, StaleLensError
-from prismlm.layers import PrototypeHead
 from prismlm.models.checkpoint import final_norm
-from prismlm.models.seam import LogitMap, output_embedding
+from prismlm.models.seam import output_embedding
 from prismlm.models.sidecar import Sidecar, base_of, load_sidecar, save_sidecar
+from tests.explain.conftest import shares_of
 from tests.helpers.families import make_directory
-from tests.helpers.mixer_models import make_corpus
-from tests.helpers.mixer_models import make_model as make_mixer
-from tests.helpers.mixer_models import save_model as save_mixer
+from tests.helpers.mixer_models import make_model, save_with_head
 
 TEXT = "The patient was given a dose"
 
@@ -49,39 +47,32 @@ def test_states_of_plain_transformers_give_what_explain_gives(name, small_corpus
             found = attributor.attribute(ids, states, normalised=normalised, **given)
             assert found.answer == trace.answer
             assert found.support.level == trace.support.level
-            both = (one.sources("document").items for one in (found, trace))
-            shares, expected = ({item.key: item.share for item in items} for items in both)
+            shares, expected = (shares_of(one.sources("document")) for one in (found, trace))
             assert shares == pytest.approx(expected, **rough)
             for step, expected in zip(found, trace, strict=True):
                 assert step.target_id == expected.target_id
                 assert step.target_from == expected.target_from
-                assert step.logit == pytest.approx(expected.logit, **rough)
-                assert step.probability == pytest.approx(expected.probability, **rough)
+                figures = expected.logit, expected.probability
+                assert (step.logit, step.probability) == pytest.approx(figures, **rough)
         # The answer's last token has been predicted, and nothing after it.
         if written:
             fewer = attributor.attribute(ids, normed[:-1], prompt=prompt)
             assert fewer.to_dict() == attributor.attribute(ids, normed, prompt=prompt).to_dict()
 
 
-def test_no_layer_is_read(small_model):
+def test_no_layer_is_read_and_what_does_not_fit_is_refused(small_model, tmp_path):
     attributor = Attributor.load(small_model)
     model = attributor.lm.model
     read = {name for name, weight in model.named_parameters() if weight.device.type != "meta"}
     assert read == {"model.norm.weight", "lm_head.weight"}
     states = torch.ones(3, model.config.hidden_size)
     assert attributor.attribute([1, 2, 3], states, question="Why?").asked == "Why?"
-
-
-def test_what_does_not_fit_is_refused(small_model, tmp_path):
-    attributor = Attributor.load(small_model)
-    states = torch.ones(3, attributor.lm.head.width)
-    with pytest.raises(DecompositionError, match="not finite"):
-        attributor.attribute([1, 2, 3], states * torch.nan)
-    for ids, given, message in (
-        ([[1, 2]], states, "token_ids"),
-        ([1, 2], states, "a row for each token"),
+    for ids, given, error, message in (
+        ([1, 2, 3], states * torch.nan, DecompositionError, "not finite"),
+        ([[1, 2]], states, InputError, "token_ids"),
+        ([1, 2], states, InputError, "a row for each token"),
     ):
-        with pytest.raises(InputError, match=message):
+        with pytest.raises(error, match=message):
             attributor.attribute(ids, given)
     bare = shutil.copytree(small_model, tmp_path / "bare", ignore=lambda *_: ["lens"])
     with pytest.raises(InputError, match="has no lens"):
@@ -103,12 +94,8 @@ def test_another_output_layer_is_refused(small_model, tmp_path):
         Attributor.load(copy)
 
 
-def test_a_prototype_mixer_is_refused(tmp_path):
-    corpus = make_corpus(tmp_path)
-    model = make_mixer(len(corpus.tokenizer))
-    directory = save_mixer(model, corpus, tmp_path / "mixer")
-    head = PrototypeHead(model.config.hidden_size, 8, 2)
-    head.reset_parameters()
-    save_sidecar(directory, Sidecar(head, LogitMap.of(model), base_of(model)))
+def test_a_prototype_mixer_is_refused(tiny_corpus, tmp_path):
+    tokenizer = Corpus.open(tiny_corpus).tokenizer
+    directory = save_with_head(make_model(len(tokenizer)), tokenizer, tmp_path / "mixer")
     with pytest.raises(InputError, match="prototype mixer"):
         Attributor.load(directory)

@@ -10,6 +10,7 @@ from prismlm.errors import InputError
 from prismlm.explain.audit import Audit, read_texts
 from prismlm.explain.subject import Subject, worth_showing
 from prismlm.pages.trace import Pool, trace_data
+from tests.explain.conftest import shares_of
 from tests.helpers.chats import ANSWER, ANSWERED, ASKED, CHAT, QUESTION, chatting
 
 DOCUMENT = Document("chat", ANSWERED, messages=CHAT)
@@ -55,8 +56,8 @@ def test_an_audit_counts_answers(lm, before):
     assert (chat["tokens"], chat["predictions"]) == (lm.encode(CHAT).shape[1], len(trace))
     assert chat["opening"] == QUESTION
     for by in ("source", "domain", "license"):
-        expected = [(item.key, item.share) for item in trace.sources(by).items[:20]]
-        found = [(item["key"], item["share"]) for item in chat[f"by_{by}"]]
+        expected = [*shares_of(trace.sources(by)).items()][:20]
+        found = [*shares_of(chat[f"by_{by}"]).items()]
         assert found == [(key, pytest.approx(share, abs=1e-5)) for key, share in expected]
 
 
@@ -71,17 +72,14 @@ def test_windows_leave_no_token_of_an_answer_out(lm, before):
     assert found.losses.mean() == pytest.approx(float(loss.loss), rel=1e-4)
 
 
-def test_what_is_neither_text_nor_chat_is_refused(lm):
-    with pytest.raises(InputError, match="expected a record with role and content"):
-        lm.explain([{"role": "user"}])
-
-
 def test_support_asks_whether_documents_name_what_all_of_the_user_asked(lm):
     trace = lm.explain([{"role": "system", "content": "Sums"}, *CHAT, *as_chat("And why?")])
     assert trace.asked == f"{QUESTION}\nAnd why?"
     parts = ({"type": "text", "text": "And "}, {"type": "text", "text": "why?"})
     assert lm.explain([{"role": "user", "content": parts}]).asked == "And why?"
     assert lm.explain(ANSWERED).asked == ""
+    with pytest.raises(InputError, match="expected a record with role and content"):
+        lm.explain([{"role": "user"}])
 
 
 def test_an_answer_from_documents_that_name_nothing_of_the_question(lm, monkeypatch):
