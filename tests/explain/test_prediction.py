@@ -15,8 +15,9 @@ from prismlm.explain.attribution import Share, Sources
 from prismlm.explain.prediction import OutputLayer, Parts, check_sums
 from prismlm.lens.lens import sentences
 from prismlm.models.seam import LogitMap
-from prismlm.models.sidecar import Sidecar, base_of, load_sidecar, save_sidecar, weight_of
+from prismlm.models.sidecar import weight_of
 from prismlm.ops.prototype_head import route
+from tests.explain.conftest import shares_of
 
 TEXT = "The patient was given a dose of the drug, and the court ruled that"
 
@@ -53,8 +54,7 @@ def test_shape_of_a_trace(lm, trace):
     sources = [step.target_from for step in trace]
     assert sources == ["text"] * (len(prompt) - 1) + ["generated"] * 6
     assert [s.token_id for s in trace[: len(prompt)]] == prompt
-    for before, after in pairwise(trace):
-        assert before.target_id == after.token_id
+    assert all(before.target_id == after.token_id for before, after in pairwise(trace))
     assert len(trace[2:5]) == 3
     assert trace[2:5][0] == trace[2]
     # Without generation the last target is the top token.
@@ -88,28 +88,15 @@ def test_parts_that_do_not_add_up_are_refused(wrong):
             check_sums(torch.tensor(parts), own, torch.float32)
 
 
-def test_a_model_without_a_lens(lm):
-    trace = replace(lm, lens=None).explain("Hello there")
-    assert trace.to_dict()["sources"] is None
-    with pytest.raises(InputError, match="prismlm index"):
-        trace.sources()
-
-
-def test_a_bfloat16_model_is_split_within_its_rounding(tiny_model, tmp_path):
-    lm = prismlm.load(tiny_model)
-    assert 0 < rounding(lm.explain(TEXT)) < 1e-4
-    model = lm.model.to(torch.bfloat16)
-    model.save_pretrained(tmp_path)
-    lm.tokenizer.save_pretrained(tmp_path)
-    sidecar = load_sidecar(tiny_model)
-    save_sidecar(tmp_path, Sidecar(sidecar.head, sidecar.logit_map, base_of(model)))
-    low = prismlm.load(tmp_path)
-    assert low.model.dtype == torch.bfloat16
-    assert 1e-4 < rounding(low.explain(TEXT)) < 2e-2
-
-
-def rounding(trace):
-    return max(abs(s.logit - s.model_logit) / max(1, abs(s.model_logit)) for s in trace)
+@pytest.mark.parametrize(
+    ("dtype", "least", "most"), [("float32", 0, 1e-4), ("bfloat16", 1e-4, 0.02)]
+)
+def test_a_model_is_split_within_its_rounding(small_model, dtype, least, most):
+    lm = prismlm.load(small_model)
+    lm.model.to(getattr(torch, dtype))
+    trace = replace(lm, lens=None).explain(TEXT)
+    errors = (abs(s.logit - s.model_logit) / max(1, abs(s.model_logit)) for s in trace)
+    assert least < max(errors) < most
 
 
 def naive_parts(z, routing, prototypes, weight, targets, *, scale, bias):
@@ -151,7 +138,7 @@ def test_parts_sum_and_equal_naive():
 # -- tables and citations
 
 
-def test_passages_and_shares_as_data_frames(trace):
+def test_passages_shares_and_steps_as_data_frames_parquet_and_json(lm, trace, tmp_path):
     passages, shares = trace.passages(4), trace.sources("domain")
     assert passages.to_pandas()["share"].tolist() == [one.share for one in passages]
     page = passages._repr_html_()
@@ -161,9 +148,6 @@ def test_passages_and_shares_as_data_frames(trace):
     assert frame["share"].sum() == pytest.approx(1.0)
     assert frame["domain"].tolist()[-1] == "unattributed"
     assert f"{shares.items[0].share:.3g}" in shares._repr_html_()
-
-
-def test_a_trace_as_a_data_frame_parquet_and_json(trace, tmp_path):
     frame = trace.to_pandas()
     trace.to_parquet(tmp_path / "t.parquet")
     assert frame.to_dict("list").keys() == pq.read_table(tmp_path / "t.parquet").to_pydict().keys()
@@ -171,8 +155,12 @@ def test_a_trace_as_a_data_frame_parquet_and_json(trace, tmp_path):
     trace.to_json(tmp_path / "t.json")
     value = json.loads((tmp_path / "t.json").read_text())
     assert len(value["positions"]) == len(trace)
-    shares = sum(item["share"] for item in value["sources"]["items"])
+    shares = sum(shares_of(value["sources"]["items"]).values())
     assert shares + value["sources"]["unattributed"] == pytest.approx(1.0, abs=1e-6)
+    without = replace(lm, lens=None).explain("Hello there")
+    assert without.to_dict()["sources"] is None
+    with pytest.raises(InputError, match="prismlm index"):
+        without.sources()
 
 
 def test_text_stays_text():

@@ -28,6 +28,11 @@ def leading(trace):
     return [one.doc_id for one in trace.documents(5)]
 
 
+@pytest.fixture(scope="module")
+def result(lm, leading):
+    return what_if(lm, TEXT, leading, generate=6)
+
+
 def test_what_documents_brought_is_what_the_positions_in_them_carry(
     lm, everything, leading, monkeypatch
 ):
@@ -65,8 +70,7 @@ def test_changes_are_those_of_a_softmax_whose_logit_loses_as_much():
     np.testing.assert_allclose(changes, (after - before).numpy(), atol=1e-12)
 
 
-def test_an_estimate_sums_its_tokens_and_lies_in_its_interval(lm, leading, trace):
-    result = what_if(lm, TEXT, leading, generate=6)
+def test_an_estimate_sums_its_tokens_and_lies_in_its_interval(result, leading, trace):
     assert (result.documents, result.tokens) == (len(leading), 6)
     given = [trace[row].probability for row in module.answer_rows(trace)]
     assert result.log_probability == pytest.approx(np.log(given).sum(), abs=1e-3)
@@ -78,17 +82,17 @@ def test_an_estimate_sums_its_tokens_and_lies_in_its_interval(lm, leading, trace
     assert not result.calibrated
 
 
-def test_only_answers_like_those_of_the_calibration_are_calibrated(lm, leading, monkeypatch):
+def test_only_answers_like_those_of_the_calibration_are_calibrated(
+    lm, leading, result, monkeypatch
+):
     monkeypatch.setattr(lm.lens, "meta", replace(lm.lens.meta, trained_on="fine-tuned"))
-    result = what_if(lm, TEXT, leading, generate=6)
     mean = result.log_probability / result.tokens
     cases = ((1.0, -1, 1, True), (1.0, 0.1, 1, False), (result.share / 2, -1, 1, False))
     for largest, low, high, calibrated in cases:
         ends = [mean + low, mean + high]
         stored = calibration() | {"nats_per_token": ends, "largest_share": largest}
-        with monkeypatch.context() as patched:
-            patched.setattr(module, "calibration", lambda stored=stored: stored)
-            assert what_if(lm, TEXT, leading, generate=6).calibrated == calibrated
+        monkeypatch.setattr(module, "calibration", lambda stored=stored: stored)
+        assert what_if(lm, TEXT, leading, generate=6).calibrated == calibrated
 
 
 def test_a_token_that_is_overtaken_ends_the_text(lm, leading, monkeypatch):
@@ -101,18 +105,16 @@ def test_a_token_that_is_overtaken_ends_the_text(lm, leading, monkeypatch):
     assert not result.answer.startswith(text[:-1])
 
 
-def test_another_model_is_asked_for_the_same_answer(lm, leading):
+def test_another_model_is_asked_for_the_same_answer_which_may_be_given(lm, leading):
     retrain = Mock(return_value=lm.model)
-    result = what_if(lm, TEXT, leading[:2], generate=6, retrain=retrain)
-    assert sorted(retrain.call_args.args[0]) == sorted(leading[:2])
-    again = result.retrained
-    assert (again.change, again.text, again.tokens) == (0.0, result.answer, [0.0] * 6)
-
-
-def test_a_given_answer_is_estimated_as_it_is(lm, leading):
     said = [{"role": "user", "content": "Why?"}, {"role": "assistant", "content": "So it is."}]
     lm.tokenizer.chat_template = TEMPLATE
-    result = what_if(lm, said, leading)
+    for text in (TEXT, said):
+        result = what_if(lm, text, leading[:2], generate=6, retrain=retrain)
+        assert sorted(retrain.call_args.args[0]) == sorted(leading[:2])
+        again = result.retrained
+        assert (again.change, again.tokens) == (0.0, [0.0] * result.tokens)
+        assert text is said or again.text == result.answer
     assert "So it is." in result.answer
 
 
@@ -125,7 +127,7 @@ def test_groups_and_documents_are_left_out_together(lm, leading):
     assert removed_documents(lm, [f"source={names[0]}", other]).sum() == whole.sum() + 1
 
 
-def test_what_cannot_be_left_out_is_refused(lm, leading):
+def test_what_cannot_be_left_out_is_refused(lm, leading, monkeypatch):
     corpus, every = lm.lens.corpus, lm.lens.cells.keys("domain").names
     held_out = corpus.doc_ids[int(corpus.split("heldout")[0])]
     for without, message in (
@@ -137,6 +139,11 @@ def test_what_cannot_be_left_out_is_refused(lm, leading):
             what_if(lm, TEXT, without)
     with pytest.raises(InputError, match="wrote nothing"):
         what_if(lm, TEXT, leading, generate=0)
+    with pytest.raises(InputError, match="has no lens"):
+        what_if(replace(lm, lens=None), TEXT, leading)
+    monkeypatch.setattr(lm.lens, "meta", replace(lm.lens.meta, trained_on=False))
+    with pytest.raises(InputError, match="was not trained on the documents"):
+        what_if(lm, TEXT, leading)
 
 
 def test_held_out_documents_of_a_lens_of_all_are_not_left_out(tiny_model, leading, monkeypatch):
@@ -154,11 +161,3 @@ def test_held_out_documents_of_a_lens_of_all_are_not_left_out(tiny_model, leadin
     expected[gone] = False
     source = f"source={names[codes[gone[0]]]}"
     assert np.array_equal(removed_documents(lm, [source]), expected)
-
-
-def test_a_model_without_a_lens_of_its_training_text_is_refused(lm, leading, monkeypatch):
-    with pytest.raises(InputError, match="has no lens"):
-        what_if(replace(lm, lens=None), TEXT, leading)
-    monkeypatch.setattr(lm.lens, "meta", replace(lm.lens.meta, trained_on=False))
-    with pytest.raises(InputError, match="was not trained on the documents"):
-        what_if(lm, TEXT, leading)
