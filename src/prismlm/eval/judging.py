@@ -111,7 +111,8 @@ class EndpointJudge:
         """Return A, B or Tie for each pair; questions are sent concurrently."""
         messages = ({"role": "user", "content": question(pair, AS_JSON)} for pair in pairs)
         questions = [Question((message,), {"verdict": tuple(SCORES)}) for message in messages]
-        return [answer and answer["verdict"] for answer in self.session.answers(questions, task)]
+        answers = self.session.answers(questions, task)
+        return [None if answer is None else answer["verdict"] for answer in answers]
 
 
 class LocalJudge:
