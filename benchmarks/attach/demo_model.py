@@ -34,8 +34,7 @@ from benchmarks.attach.demo_lessons import PLAIN, Lessons, lines_of, teach
 from benchmarks.shared.options import script_options
 from prismlm.cli.progress import ConsoleReporter
 from prismlm.corpus import Corpus
-from prismlm.demo.fetch import fetch
-from prismlm.demo.fetched import ADAPTER, LENS, SHIPPED
+from prismlm.demo.fetched import ADAPTER, LENS, SHIPPED, fetch
 from prismlm.demo.texts import pairs_path, plain_texts
 from prismlm.files import read_json
 from prismlm.layers import PrototypeHead

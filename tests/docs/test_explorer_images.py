@@ -30,8 +30,7 @@ KEY = "the-key-of-this-run"
 def address(tmp_path_factory):
     """Where the demo's model is explored; skipped where it cannot be fetched."""
     import prismlm
-    from prismlm.demo.fetch import Unreachable
-    from prismlm.demo.fetched import run_fetched
+    from prismlm.demo.fetched import Unreachable, run_fetched
     from prismlm.demo.prompts import PROMPTS, QUESTIONS
     from prismlm.explorer import create_app
 

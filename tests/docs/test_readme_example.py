@@ -11,8 +11,7 @@ from typer.testing import CliRunner
 
 from benchmarks.attribution.asked import questions
 from prismlm.cli.app import app
-from prismlm.demo.fetch import Unreachable
-from prismlm.demo.fetched import run_fetched
+from prismlm.demo.fetched import Unreachable, run_fetched
 from prismlm.demo.texts import pairs_path, plain_texts
 
 ROOT = Path(__file__).parents[2]

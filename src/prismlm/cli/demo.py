@@ -37,7 +37,6 @@ def demo(
     --quick. On a terminal, the explorer then opens, until Ctrl-C.
     """
     from prismlm.demo import fetched, trained
-    from prismlm.demo.fetch import Unreachable
 
     size = trained.QUICK if quick else trained.FULL
     fetched_directory = out or Path("prismlm-demo")
@@ -46,7 +45,7 @@ def demo(
     if not (train or quick):
         try:
             result = fetched.run_fetched(fetched_directory, progress=progress)
-        except Unreachable as error:
+        except fetched.Unreachable as error:
             typer.echo(f"{error} A small model is trained instead, as with --train.", err=True)
     result = result or trained.run_demo(trained_directory, size, progress=progress)
     output.say(_summary(result))
