@@ -1,10 +1,13 @@
 """Runs in two processes that are compared with those in one."""
 
 import pickle
+from copy import deepcopy
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
+from prismlm.training.recipe import set_value
 from tests.helpers import forked
 
 RATES = {"learning_rate", "step", "tokens", "loss_scale", "eval_tokens", "final_tokens"}
@@ -26,9 +29,9 @@ def launch(directory, jobs, processes=2):
     return [pickle.loads(file.read_bytes()) for file in files]
 
 
-def base_settings(corpus):
+def base_settings(corpus, changes=MappingProxyType({})):
     """Twelve steps without dropout, which differs between the processes."""
-    return {
+    settings = {
         "corpus": str(corpus),
         "model": {
             "model_type": "llama",
@@ -57,6 +60,15 @@ def base_settings(corpus):
         "checkpoint": {"every": 6},
         "logging": {"every": 2, "tensorboard": False},
     }
+    return with_values(settings, changes)
+
+
+def with_values(settings, changes):
+    """Return settings of a recipe with other values, by dotted key."""
+    settings = deepcopy(settings)
+    for key, value in changes.items():
+        set_value(settings, key, value, "a test")
+    return settings
 
 
 def assert_same_history(expected, actual):

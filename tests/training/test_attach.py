@@ -1,4 +1,4 @@
-"""A head attached to a checkpoint: its weights stay, its directory opens, and runs resume."""
+"""A head attached to a checkpoint, fine-tuned or not; and a model trained again without texts."""
 
 import json
 import os
@@ -7,6 +7,7 @@ import sys
 from dataclasses import replace
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 from peft import PeftModel
@@ -18,13 +19,16 @@ import prismlm
 from prismlm.cli.app import app
 from prismlm.corpus import Corpus
 from prismlm.errors import InputError, Interrupted, PrismError
-from prismlm.files import read_json
+from prismlm.explain.what_if import what_if
+from prismlm.files import read_json, write_json
+from prismlm.models.base import merge_adapter
 from prismlm.models.checkpoint import read_checkpoint
 from prismlm.models.sidecar import HEAD_FILE, META_FILE, load_sidecar
 from prismlm.models.uncertainty_feedback import uncertainty_of
+from prismlm.training import tuning
 from prismlm.training.attach import AttachOptions, attach, estimate_attach
 from prismlm.training.fit import FitOptions
-from prismlm.training.tuning import LoraOptions, TableOptions, adapt
+from prismlm.training.tuning import LoraOptions, TableOptions, adapt, train_without, untaught
 from tests.helpers.processes import losses_of_tuning
 from tests.helpers.spread_runs import launch as spread
 from tests.helpers.tiny import build_small_corpus
@@ -239,26 +243,34 @@ def test_a_broken_model_is_named_and_can_be_repaired(base, tmp_path):
     assert attach(str(model), texts, out, OPTIONS).lens.is_dir()
 
 
-def test_fine_tuning_lowers_the_loss_and_the_directory_is_a_plain_checkpoint(base, tmp_path):
-    texts = tmp_path / "texts.jsonl"
-    texts.write_text(
-        "".join(f'{{"text": "{f"House number {n} is red. " * 8}"}}\n' for n in range(40))
-    )
-    lora = LoraOptions(epochs=6, rank=4, blocks=0.5, learning_rate=5e-3, batch=4)
-    result = attach(str(base), [texts], tmp_path / "model", replace(OPTIONS, lora=lora))
-    assert load_sidecar(result.directory).provenance["fine_tuned"]["steps"] > 1
-    lm = prismlm.load(result.directory)
-    assert lm.lens.meta.trained_on == "fine-tuned"
-    assert "by fine-tuning" in lm.explain("House number", generate=2).to_html()
-    adapter = result.directory / "adapter"
-    config = json.loads((adapter / "adapter_config.json").read_text())
-    assert config["base_model_name_or_path"] == str(base)
+@pytest.fixture(scope="module")
+def tuned(base, tmp_path_factory):
+    """The tiny model, fine-tuned on houses that are red and a tower that is green."""
+    work = tmp_path_factory.mktemp("tuned")
+    texts = {"red": "House number {} is red. ", "green": "The tower is green. "}
+    rows = [
+        {"id": f"{colour}-{n}", "text": text.format(n) * 8}
+        for colour, text in texts.items()
+        for n in range(24)
+    ]
+    (work / "texts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    lora = LoraOptions(epochs=8, rank=8, blocks=1, learning_rate=1e-2, batch=4)
+    attach(str(base), [work / "texts.jsonl"], work / "model", replace(OPTIONS, lora=lora))
+    return prismlm.load(work / "model")
+
+
+def test_fine_tuning_lowers_the_loss_and_the_directory_is_a_plain_checkpoint(base, tuned):
+    assert load_sidecar(tuned.path).provenance["fine_tuned"]["steps"] > 1
+    assert tuned.lens.meta.trained_on == "fine-tuned"
+    assert "by fine-tuning" in tuned.explain("House number", generate=2).to_html()
+    adapter = tuned.path / "adapter"
+    assert read_json(adapter / "adapter_config.json")["base_model_name_or_path"] == str(base)
     assert not list(adapter.glob("*.md"))
     # A number that no text has.
-    ids = torch.tensor([lm.tokens_of("House number 77 is red. " * 8)])
+    ids = torch.tensor([tuned.tokens_of("House number 77 is red. " * 8)])
     plain = AutoModelForCausalLM.from_pretrained(base)
     before = plain(ids, labels=ids).loss
-    merged = AutoModelForCausalLM.from_pretrained(result.directory)(ids, labels=ids)
+    merged = AutoModelForCausalLM.from_pretrained(tuned.path)(ids, labels=ids)
     assert merged.loss < before - 0.5
     adapted = PeftModel.from_pretrained(plain, adapter)(ids)
     torch.testing.assert_close(merged.logits, adapted.logits, atol=1e-4, rtol=1e-4)
@@ -333,3 +345,83 @@ def test_a_table_is_trained_and_its_effect_is_reported(base, corpus, tmp_path):
     assert len(lm.explain("The river", generate=3)) > 3
     refused = run(out, "--corpus", corpus, "--out", tmp_path / "again")
     assert "has a table of uncertainty codes already" in " ".join(refused.output.split())
+
+
+def test_an_adapter_is_trained_again_without_documents(base, tuned):
+    plain = AutoModelForCausalLM.from_pretrained(base)
+    for one, other in zip(plain.parameters(), untaught(tuned).parameters(), strict=True):
+        np.testing.assert_allclose(one.detach(), other.detach(), atol=1e-6)
+    green = [one for one in tuned.lens.corpus.doc_ids if one.startswith("green")]
+    known = [one for one in green if tuned.lens.cells.document_number(one) >= 0]
+    other = train_without(tuned, known)
+    text = torch.tensor([tuned.tokens_of("The tower is green. " * 4)])
+    taught, again = (
+        model(input_ids=text, labels=text).loss.item() for model in (tuned.model, other)
+    )
+    assert again > taught + 0.3
+    result = what_if(tuned, "The tower is", known, generate=3, retrain=lambda ids: other)
+    assert len(result.retrained.tokens) == result.tokens == 3
+
+
+def test_a_recipe_is_run_again_without_documents(tiny_model, tiny_corpus, tmp_path, monkeypatch):
+    path = shutil.copytree(tiny_model, tmp_path / "model")
+    meta = read_json(path / META_FILE)
+    recipe = {"corpus": "gone", "out": "gone", "model": {"preset": "llama-tiny"}, "steps": 300}
+    # A setting that is gone, and rows of three processes.
+    recipe |= {"evaluation": {"attention_head_tokens": 2048}, "batch_size": 4}
+    meta["provenance"] |= {"recipe": recipe, "processes": 3}
+    write_json(path / META_FILE, meta)
+    lm, runs = prismlm.load(path), []
+
+    def train(recipe, *, without, progress):
+        runs.append((recipe, without))
+        shutil.copytree(tiny_model, recipe.out)
+
+    monkeypatch.setattr(tuning, "train", train)
+    corpus = Corpus.open(tiny_corpus)
+    train_without(lm, [corpus.doc_ids[3], corpus.doc_ids[5]])
+    ((recipe, without),) = runs
+    assert (recipe.corpus, without, recipe.steps) == (corpus.path, [3, 5], 300)
+    assert recipe.batch_size == 12
+
+
+def test_an_adapter_is_taken_out_of_bfloat16_by_the_base(base, tuned, tmp_path):
+    half, path = tmp_path / "half", shutil.copytree(tuned.path, tmp_path / "model")
+    shutil.copytree(base, half)
+    model, _ = read_checkpoint(half)
+    model.bfloat16().save_pretrained(half)
+    plain = {name: weight.clone() for name, weight in model.state_dict().items()}
+    merge_adapter(model, path / "adapter")
+    model.save_pretrained(path)
+    meta = read_json(path / META_FILE)
+    meta["base"]["name"] = str(half)
+    write_json(path / META_FILE, meta)
+    lm = replace(tuned, path=path)
+    assert all(torch.equal(plain[name], w) for name, w in untaught(lm).state_dict().items())
+    other, _ = read_checkpoint(half)
+    with torch.no_grad():
+        other.model.layers[0].self_attn.q_proj.weight.mul_(2)
+    other.save_pretrained(half)
+    with pytest.raises(InputError, match="is not that of the model"):
+        untaught(lm)
+    shutil.rmtree(half)
+    with pytest.raises(InputError, match=r"in half precision, .*half is neither "):
+        untaught(lm)
+
+
+def test_a_corpus_without_documents_has_them_in_no_split(tiny_corpus):
+    corpus = Corpus.open(tiny_corpus)
+    train, heldout = corpus.split("train"), corpus.split("heldout")
+    gone = [int(train[0]), int(train[4]), int(heldout[0])]
+    less = corpus.without(gone)
+    assert np.array_equal(less.split("train"), np.setdiff1d(train, gone))
+    assert np.array_equal(less.split("heldout"), heldout[1:])
+    assert np.array_equal(corpus.split("train"), train)
+
+
+def test_a_directory_that_does_not_say_how_it_was_trained(tiny_model, tmp_path):
+    path = shutil.copytree(tiny_model, tmp_path / "model")
+    meta = read_json(path / META_FILE)
+    write_json(path / META_FILE, meta | {"provenance": {}})
+    with pytest.raises(InputError, match="does not say how it was trained"):
+        train_without(prismlm.load(path), ["any"])

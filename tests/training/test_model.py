@@ -21,41 +21,31 @@ from prismlm.training.model import (
     sample_states,
     spherical_kmeans,
 )
-from tests.helpers.tiny_head import VOCABULARY, WEIGHTS, batch, make, uneven_rows
+from tests.helpers.tiny_head import WEIGHTS, batch, make, uneven_rows
 
 
-def test_logits_and_ce_are_those_of_the_plain_model():
-    model, inputs = make(), batch()
-    output = model(**inputs)
-    plain = model.model(input_ids=inputs["input_ids"], labels=inputs["labels"])
-    torch.testing.assert_close(output.logits, plain.logits, rtol=0, atol=1e-6)
-    torch.testing.assert_close(output.losses["ce"], plain.loss.detach())
-    assert output.routing.indices.shape == (20, 3)
-
-
-def test_the_loss_is_the_weighted_sum_of_its_parts():
+def test_the_model_stays_and_its_loss_is_the_weighted_sum_of_the_parts():
     weights = LossWeights(
         prototype_pull=0.3, point_pull=0.5, residual=0.7, diversity=0.9, prototype_only_kl=0.0
     )
-    model = make(weights=weights)
+    model, inputs = make(weights=weights), batch()
     model.loss_scale = 0.25
-    output = model(**batch())
-    parts = output.losses
-    assert list(parts) == ["ce", "prototype_pull", "point_pull", "residual", "diversity"]
-    names = ("prototype_pull", "point_pull", "residual", "diversity")
-    total = sum(getattr(weights, name) * parts[name] for name in names)
-    expected = parts["ce"] + 0.25 * total
+    output = model(**inputs)
+    plain = model.model(input_ids=inputs["input_ids"], labels=inputs["labels"])
+    torch.testing.assert_close(output.logits, plain.logits, rtol=0, atol=1e-6)
+    assert output.routing.indices.shape == (20, 3)
+    parts, names = output.losses, ("prototype_pull", "point_pull", "residual", "diversity")
+    assert tuple(parts) == ("ce", *names)
+    torch.testing.assert_close(parts["ce"], plain.loss.detach())
+    expected = parts["ce"] + 0.25 * sum(getattr(weights, name) * parts[name] for name in names)
     torch.testing.assert_close(output.loss.detach(), expected)
 
 
 def test_the_head_is_left_out_until_it_is_initialised():
-    model = make(initialised=False)
-    output = model(**batch())
+    output = make(initialised=False)(**batch())
     assert output.routing is None
     assert list(output.losses) == ["ce"]
     assert output.loss.item() == output.losses["ce"].item()
-    model.initialised = True
-    assert model(**batch()).routing is not None
 
 
 @pytest.mark.parametrize("detach", [True, False])
@@ -80,20 +70,19 @@ def test_padding_moves_no_prototype_and_no_loss():
     inputs["input_ids"] = inputs["input_ids"].clone()
     inputs["input_ids"][:, 6:] = 7
     second = model(**inputs).losses
-    for name, value in first.items():
-        torch.testing.assert_close(value, second[name])
+    torch.testing.assert_close(first, second)
 
 
-CPU = torch.device("cpu")
 NONE = {"prototype_pull": 0.0, "point_pull": 0.0, "residual": 0.0}
 BOTH = LossWeights(**NONE, prototype_only_ce=1.0)
 
 
 @pytest.mark.parametrize(("length", "share", "stride"), [(10, 1.0, 1), (12, 0.25, 4)])
 def test_the_sampled_positions_shift_until_all_were_taken(length, share, stride):
-    steps = [sample_positions(length, share, step, CPU).tolist() for step in range(stride)]
+    cpu = torch.device("cpu")
+    steps = [sample_positions(length, share, step, cpu).tolist() for step in range(stride)]
     assert sorted(chain.from_iterable(steps)) == list(range(length))
-    assert sample_positions(length, share, stride, CPU).tolist() == steps[0]
+    assert sample_positions(length, share, stride, cpu).tolist() == steps[0]
     assert all(b - a == stride for taken in steps for a, b in pairwise(taken))
 
 
@@ -122,7 +111,7 @@ def test_the_prediction_of_prototypes_alone_by_hand():
     capped = OutputMap(torch.eye(2), torch.tensor([1.0, 0.0]), LogitMap(2.0, True, 3.0))
     logits = 3 * torch.tanh(2 * (rebuilt + torch.tensor([1.0, 0.0])) / 3)
     actual = losses(rebuilt, model, labels, capped)
-    expected = torch.nn.functional.cross_entropy(logits[1:], labels[1:])
+    expected = F.cross_entropy(logits[1:], labels[1:])
     torch.testing.assert_close(actual["prototype_only_ce"], expected)
 
 
@@ -195,16 +184,9 @@ def test_the_divergence_of_bf16_logits_is_exact_and_its_gradient_is_in_bf16():
 
 
 def rows(count, length=10, valid=10):
-    generator = torch.Generator().manual_seed(count)
-    positions = torch.arange(length)
-    return [
-        {
-            "input_ids": torch.randint(1, VOCABULARY, (length,), generator=generator),
-            "position_ids": positions,
-            "token_mask": positions < valid,
-        }
-        for _ in range(count)
-    ]
+    inputs = batch(count, length, seed=count)
+    inputs["token_mask"][:, valid:] = False
+    return [{name: value[i] for name, value in inputs.items()} for i in range(count)]
 
 
 def all_states(model, items):
@@ -218,14 +200,12 @@ def test_every_prototype_has_the_direction_of_a_different_state():
     model, items = make(initialised=False), rows(5, valid=7)
     initialise_prototypes(model, items, torch.Generator().manual_seed(0))
     states = all_states(model, items)
-    cosines = torch.nn.functional.cosine_similarity(
-        model.prototype_head.prototypes.detach()[:, None], states[None], dim=-1
-    )
+    prototypes = model.prototype_head.prototypes.detach()
+    cosines = F.cosine_similarity(prototypes[:, None], states[None], dim=-1)
     best, nearest = cosines.max(1)
     torch.testing.assert_close(best, torch.ones(12))
     assert len(nearest.unique()) == 12
-    lengths = model.prototype_head.prototypes.detach().norm(dim=1) * 3
-    torch.testing.assert_close(lengths, states[nearest].norm(dim=1))
+    torch.testing.assert_close(prototypes.norm(dim=1) * 3, states[nearest].norm(dim=1))
     assert model.initialised
 
 
@@ -240,14 +220,12 @@ def test_all_positions_can_be_sampled_and_no_more():
 
 def plain_kmeans(vectors, centres, iterations):
     """The same, one vector after the other."""
-    unit = F.normalize(vectors, dim=-1)
-    centres = F.normalize(centres, dim=-1)
+    unit, centres = F.normalize(vectors, dim=-1), F.normalize(centres, dim=-1)
     for _ in range(iterations):
         nearest = []
         for vector in unit:
             cosines = [float(vector @ centre) for centre in centres]
-            best = max(range(len(cosines)), key=lambda i: (cosines[i], -i))
-            nearest.append((cosines[best], best))
+            nearest.append((max(cosines), cosines.index(max(cosines))))
         worst = sorted(range(len(unit)), key=lambda n: nearest[n][0])
         moved = []
         for i in range(len(centres)):

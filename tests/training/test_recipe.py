@@ -13,10 +13,16 @@ MINIMAL = "corpus: c\nout: o\nsteps: 200\nmodel: {preset: llama-tiny}\n"
 ROOT = Path(__file__).parents[2]
 
 
-def write(directory: Path, text: str) -> Path:
-    path = directory / "recipe.yaml"
-    path.write_text(text, encoding="utf-8")
-    return path
+def load(tmp_path, addition="", overrides=(), replaced=("", "")):
+    path = tmp_path / "recipe.yaml"
+    path.write_text(MINIMAL.replace(*replaced, 1) + addition + "\n", encoding="utf-8")
+    return load_recipe(path, overrides)
+
+
+def refusal(*given):
+    with pytest.raises(InputError) as error:
+        load(*given)
+    return str(error.value)
 
 
 @pytest.mark.parametrize(
@@ -29,7 +35,7 @@ def write(directory: Path, text: str) -> Path:
         ("data: {packing: pad}", ["data.packing is 'pad'", "'packed' or 'padded'"]),
         (
             "head: {initialise_at_step: 200}",
-            ["initialise_at_step is 200", "200 steps", "trained; lower it."],
+            ["at_step is 200", "200 steps", "; lower it."],
         ),
         ("epochs: 3", ["either steps or epochs"]),
         ("optimizer: {schedule: linear, final_learning_rate_share: 0.1}", ["not 'linear'"]),
@@ -43,10 +49,9 @@ def write(directory: Path, text: str) -> Path:
     ],
 )
 def test_a_wrong_recipe_names_the_key_and_what_is_allowed(tmp_path, addition, expected):
-    with pytest.raises(InputError) as error:
-        load_recipe(write(tmp_path, MINIMAL + addition + "\n"))
+    message = refusal(tmp_path, addition)
     for part in expected:
-        assert part in str(error.value)
+        assert part in message
 
 
 @pytest.mark.parametrize(
@@ -59,56 +64,48 @@ def test_a_wrong_recipe_names_the_key_and_what_is_allowed(tmp_path, addition, ex
     ],
 )
 def test_a_wrong_model_is_refused_before_anything_is_built(tmp_path, model, expected):
-    text = MINIMAL.replace("{preset: llama-tiny}", model)
-    with pytest.raises(InputError, match=r"recipe\.yaml: .*model") as error:
-        load_recipe(write(tmp_path, text))
-    assert expected in str(error.value)
+    message = refusal(tmp_path, "", (), ("{preset: llama-tiny}", model))
+    assert re.search(r"recipe\.yaml: .*model", message)
+    assert expected in message
 
 
 def test_a_missing_key_is_named(tmp_path):
-    with pytest.raises(InputError, match="corpus is missing"):
-        load_recipe(write(tmp_path, MINIMAL.replace("corpus: c\n", "")))
+    assert "corpus is missing" in refusal(tmp_path, "", (), ("corpus: c\n", ""))
 
 
 def test_a_key_may_replace_what_an_alias_brings_in(tmp_path):
-    text = "optimizer: &o {warmup: 0.1}\nlosses: {<<: *o, warmup: 0.2, residual: 1e-3}\n"
-    losses = load_recipe(write(tmp_path, MINIMAL + text)).losses
+    text = "optimizer: &o {warmup: 0.1}\nlosses: {<<: *o, warmup: 0.2, residual: 1e-3}"
+    losses = load(tmp_path, text).losses
     assert (losses.warmup, losses.residual) == (0.2, 0.001)
 
 
 def test_overrides_are_yaml_and_as_strict(tmp_path):
-    path = write(tmp_path, MINIMAL)
     values = ["head.prototypes=64", "optimizer.learning_rate=1e-3", "model.preset=llama-laptop"]
-    recipe = load_recipe(path, values)
+    recipe = load(tmp_path, "", values)
     assert recipe.head.prototypes == 64
     assert recipe.optimizer.learning_rate == 0.001
     assert recipe.model == {"preset": "llama-laptop"}
-    assert load_recipe(path, ["steps=0", "epochs=3"]).epochs == 3
+    assert load(tmp_path, "", ["steps=0", "epochs=3"]).epochs == 3
     for override, expected in (
         ("head.prototype=64", "there is no setting 'head.prototype'"),
         ("head.prototypes", "expected KEY=VALUE"),
         ("steps.a=3", "steps is a single value"),
         ("seed=[", "--set seed"),
     ):
-        with pytest.raises(InputError) as error:
-            load_recipe(path, [override])
-        assert expected in str(error.value)
+        assert expected in refusal(tmp_path, "", [override])
+
+
+RECIPES = [*(ROOT / "recipes").rglob("*.yaml"), *(ROOT / "src").rglob("recipes/*.yaml")]
 
 
 @pytest.mark.parametrize(
-    "path",
-    [
-        *sorted((ROOT / "recipes").rglob("*.yaml")),
-        *sorted((ROOT / "src/prismlm/training/recipes").glob("*.yaml")),
-    ],
-    ids=lambda path: f"{path.parent.name}-{path.stem}",
+    "path", sorted(RECIPES), ids=lambda path: f"{path.parent.name}-{path.stem}"
 )
 def test_the_recipes_in_the_repository_are_valid(path):
     recipe = load_recipe(path)
     if path == ROOT / "recipes/laptop.yaml":
-        minimal = build_recipe(
-            {name: getattr(recipe, name) for name in ("corpus", "out", "model", "steps")}
-        )
+        names = ("corpus", "out", "model", "steps")
+        minimal = build_recipe({name: getattr(recipe, name) for name in names})
         assert recipe == minimal, "the example says that what it shows are the defaults"
         # Every key stands there, those without a default after "# ".
         text = re.sub(r"^(\s*)# (\s*\w+:)", r"\1\2", path.read_text(encoding="utf-8"), flags=re.M)

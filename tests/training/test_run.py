@@ -11,7 +11,7 @@ import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, TrainerCallback
+from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
 from typer.testing import CliRunner
 
 from prismlm.cli.app import app
@@ -19,19 +19,10 @@ from prismlm.errors import FormatError, InputError, Interrupted, PrismError
 from prismlm.models.sidecar import load_sidecar
 from prismlm.run_state import writing
 from prismlm.training import build_recipe, estimate, train
-from prismlm.training.trainer import (
-    PrismTrainer,
-    latest_checkpoint,
-    list_checkpoints,
-    step_of,
-)
+from prismlm.training.trainer import PrismTrainer, latest_checkpoint, list_checkpoints, step_of
 from tests.helpers import forked
 from tests.helpers.interrupted import InterruptAfter
-from tests.helpers.runs import (
-    assert_same_run,
-    curve,
-    start,
-)
+from tests.helpers.runs import assert_same_run, curve, start
 
 
 @pytest.fixture(scope="module")
@@ -51,28 +42,40 @@ def stopped(settings, steps):
     return recipe, checkpoint
 
 
+def assert_recovers(recipe, straight):
+    """Resume a broken run and compare it with an uninterrupted one."""
+    resumed = train(recipe, resume=True)
+    assert_same_run(recipe.out, straight.directory)
+    assert curve(resumed.history) == curve(straight.history)
+    assert (resumed.quality, resumed.tokens) == (straight.quality, straight.tokens)
+
+
 @pytest.mark.parametrize("stop_at", [3, 15])
 def test_stopped_and_resumed_is_the_straight_run_bit_for_bit(settings, straight, stop_at):
     recipe, checkpoint = stopped(settings, stop_at)
     # The signal arrives while the step is being ended.
     assert step_of(checkpoint) in (stop_at, stop_at + 1)
-    resumed = train(recipe, resume=True)
-    assert_same_run(recipe.out, straight.directory)
-    assert curve(resumed.history) == curve(straight.history)
-    assert resumed.quality == straight.quality
-    assert resumed.tokens == straight.tokens
+    assert_recovers(recipe, straight)
 
 
-def test_the_result_is_a_model_directory_with_its_history(straight, same_settings):
+def test_a_run_leaves_model_directories_and_its_history(straight, same_settings):
     out = straight.directory
     recipe = build_recipe(same_settings | {"out": str(out)})
-    model = AutoModelForCausalLM.from_pretrained(out)
-    provenance = load_sidecar(out, model).provenance
-    assert provenance["recipe"] == recipe.to_dict()
-    assert provenance["steps"] == 30
-    assert provenance["quality"] == straight.quality.to_dict()
-    assert set(provenance["versions"]) >= {"prismlm", "torch", "transformers"}
-    assert provenance["corpus"]["name"] == "sample"
+    checkpoints = list_checkpoints(out / "checkpoints")
+    assert [path.name for path in checkpoints] == ["checkpoint-20", "checkpoint-30"]
+    assert not [*checkpoints[0].parent.glob(".*")]
+    assert_same_run(out, checkpoints[-1])
+    for directory in (out, checkpoints[-1]):
+        model = AutoModelForCausalLM.from_pretrained(directory)
+        assert model.config.use_cache
+        assert len(AutoTokenizer.from_pretrained(directory)) == model.config.vocab_size
+        provenance = load_sidecar(directory, model).provenance
+        assert provenance["recipe"] == recipe.to_dict()
+        assert provenance["steps"] == 30
+        assert provenance["head_placed"]
+        assert set(provenance["versions"]) >= {"prismlm", "torch", "transformers"}
+        assert provenance["corpus"]["name"] == "sample"
+    assert load_sidecar(out).provenance["quality"] == straight.quality.to_dict()
     rows = [json.loads(line) for line in straight.history_file.read_text().splitlines()]
     assert rows == straight.history
     evaluations = {row["step"]: row for row in rows if "eval_ce" in row}
@@ -161,16 +164,8 @@ def test_a_killed_run_resumes_from_its_last_whole_checkpoint(settings, straight,
     process.communicate(timeout=240)
     left = Path(settings["out"]) / "checkpoints" / ".saving" / "checkpoint-29"
     left.mkdir(parents=True, exist_ok=True)
-    assert_recovers(settings, straight)
+    assert_recovers(build_recipe(settings), straight)
     assert not left.parent.exists()
-
-
-def assert_recovers(settings, straight):
-    """Resume a broken run and compare it with an uninterrupted one."""
-    recipe = build_recipe(settings)
-    resumed = train(recipe, resume=True)
-    assert_same_run(recipe.out, straight.directory)
-    assert curve(resumed.history) == curve(straight.history)
 
 
 @pytest.mark.parametrize(
@@ -201,7 +196,7 @@ def test_a_weight_that_is_not_finite_ends_the_run_and_is_not_saved(
     assert "lower optimizer.learning_rate" in str(error.value)
     assert list_checkpoints(checkpoint.parent) == [checkpoint]
     assert not (recipe.out / "prismlm.json").exists()
-    assert_recovers(settings, straight)
+    assert_recovers(recipe, straight)
 
 
 FILLED_DISK = f"""
@@ -236,7 +231,7 @@ def test_a_write_that_fails_leaves_the_checkpoint_before(
     assert "Traceback" not in done.stderr
     assert list(checkpoint.parent.iterdir()) == [checkpoint]
     assert not (out / "prismlm.json").exists()
-    assert_recovers(settings, straight)
+    assert_recovers(build_recipe(settings), straight)
 
 
 @pytest.mark.parametrize("head", [True, False])

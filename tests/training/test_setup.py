@@ -1,5 +1,6 @@
-"""Preparing a run: steps, documents, learning rates, dropout, weight decay, packed documents."""
+"""Preparing a run: steps, texts, learning rates, dropout, weight decay; and its verdict."""
 
+import math
 import sys
 
 import numpy as np
@@ -11,6 +12,7 @@ from prismlm.corpus import Corpus
 from prismlm.errors import InputError, Interrupted
 from prismlm.models.presets import build_config, build_model
 from prismlm.training import build_recipe, train
+from prismlm.training.evaluation import unigram_ce, verdict
 from prismlm.training.setup import (
     add_dropout,
     chosen_documents,
@@ -161,18 +163,14 @@ def dropped_mamba(plain, h):
 
 
 @pytest.mark.parametrize(("settings", "equation"), [(LLAMA, dropped_llama), (MAMBA, dropped_mamba)])
-def test_dropout_is_its_equation(settings, equation):
-    actual = states(make(settings).train())
-    plain = make(settings, rate=0.0)
+def test_dropout_is_its_equation_in_training_and_nothing_else(settings, equation):
+    model, plain = make(settings), make(settings, rate=0.0)
+    assert list(model.state_dict()) == list(plain.state_dict())
+    assert torch.equal(states(model.eval()), states(plain.eval()))
+    actual = states(model.train())
     torch.manual_seed(3)
     h = F.dropout(plain.get_input_embeddings()(ids()), RATE)
     torch.testing.assert_close(actual, equation(plain.base_model, h))
-
-
-def test_nothing_is_dropped_but_in_training():
-    plain, model = make(LLAMA, rate=0.0), make(LLAMA)
-    assert torch.equal(states(model.eval()), states(plain.eval()))
-    assert list(model.state_dict()) == list(plain.state_dict())
 
 
 def test_other_families_have_no_such_dropout():
@@ -228,3 +226,29 @@ def test_affine_matrices_decay_and_what_is_exempt_does_not(settings, tmp_path, m
     shrunk = {n for n, p in decoder.named_parameters() if not torch.equal(p, before[n])}
     spared = set().union(*(SPARED[kind] for kind in (SPARED if exempt is None else exempt)))
     assert shrunk == {n for n, p in before.items() if p.ndim > 1} - spared
+
+
+def test_the_cross_entropy_of_guessing_by_frequency(tiny_corpus):
+    corpus = Corpus.open(tiny_corpus)
+    training, heldout = np.zeros((2, len(corpus.tokenizer)))
+    for counts, split in ((training, "train"), (heldout, "heldout")):
+        for number in corpus.split(split):
+            for token in corpus.tokens(int(corpus.starts[number]), int(corpus.lengths[number])):
+                counts[token] += 1
+    guess = (training + 1) / (training + 1).sum()
+    expected = -(heldout * np.log(guess)).sum() / heldout.sum()
+    assert unigram_ce(corpus) == pytest.approx(expected)
+    assert 0 < expected < math.log(len(corpus.tokenizer))
+
+
+@pytest.mark.parametrize(
+    ("ce", "evaluations", "expected"),
+    [
+        (7.0, (), "no better than token frequencies"),
+        (6.0, (5.5, 5.54), "is 2.7 times as high"),
+        (6.0, (5.5, 5.9), "was better on held-out text at step 10."),
+    ],
+)
+def test_verdicts(ce, evaluations, expected):
+    history = [{"step": 10 * n, "eval_ce": ce_} for n, ce_ in enumerate(evaluations, 1)]
+    assert expected in verdict(ce, 7.0, [{"step": 1, "loss": 9.0}, *history])

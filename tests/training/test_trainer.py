@@ -1,35 +1,26 @@
 """The trainer: a head leaves the model alone, losses of a step, checkpoints, schedules."""
 
-import copy
 import math
+from types import MappingProxyType
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer
+from transformers import Trainer
 
 from prismlm.errors import InputError
-from prismlm.models.sidecar import load_sidecar
 from prismlm.training import build_recipe, train
 from prismlm.training.setup import PreviousBatch, prepare, set_training_signal
-from prismlm.training.trainer import (
-    PrismTrainer,
-    list_checkpoints,
-    noise_weight_at,
-    training_arguments,
-)
+from prismlm.training.trainer import PrismTrainer, noise_weight_at, training_arguments
+from tests.helpers.spread_runs import with_values
 
 # Losses of the first steps of the recipe below, seed 0, float32 on one core.
 GOLDEN = (7.6218, 7.6096, 7.6303, 7.4971, 7.3736, 7.2193,
           6.5992, 5.9995, 5.8362, 5.8127, 5.8883, 5.8438)  # fmt: skip
 
 
-def trainer_of(settings, tmp_path, **changes):
-    for key, value in changes.items():
-        section = settings.get(key)
-        settings[key] = section | value if isinstance(section, dict) else value
-    prepared = prepare(build_recipe(settings))
-    return PrismTrainer(prepared, tmp_path / "run")
+def trainer_of(settings, directory, changes=MappingProxyType({})):
+    return PrismTrainer(prepare(build_recipe(with_values(settings, changes))), directory / "run")
 
 
 class PlainTrainer(Trainer):
@@ -40,30 +31,23 @@ class PlainTrainer(Trainer):
         return model(**inputs).loss * (labels / num_items_in_batch)
 
 
-def plain_run(settings, tmp_path):
-    """Train the same model with Hugging Face's Trainer, without a head."""
-    recipe = build_recipe(settings)
+def test_a_detached_head_leaves_the_model_bit_for_bit(settings, tmp_path):
+    # Losses that would swamp the gradient if they reached the model or its clipping.
+    losses = {"losses.prototype_pull": 50.0, "losses.residual": 500.0, "losses.warmup": 0.3}
+    # Hugging Face's own Trainer spares no matrix from weight decay.
+    optimizer = {"optimizer.max_grad_norm": 0.5, "optimizer.weight_decay_exempt": []}
+    changes = {"gradient_accumulation": 2, "steps": 12, "head.detach": True, **losses, **optimizer}
+    recipe = build_recipe(with_values(settings, changes))
     prepared = prepare(recipe)
-    backbone = prepared.model.model
     arguments = training_arguments(recipe, tmp_path / "plain")
-    arguments.use_cache = False
-    arguments.save_strategy = "no"
+    arguments.use_cache, arguments.save_strategy = False, "no"
     rows = [
         {k: v for k, v in prepared.rows[i].items() if k != "token_mask"}
         for i in range(len(prepared.rows))
     ]
-    PlainTrainer(backbone, arguments, train_dataset=rows).train()
-    return backbone
-
-
-def test_a_detached_head_leaves_the_model_bit_for_bit(settings, tmp_path):
-    settings |= {"gradient_accumulation": 2, "steps": 12}
-    # Losses that would swamp the gradient if they reached the model or its clipping.
-    settings["losses"] |= {"prototype_pull": 50.0, "residual": 500.0, "warmup": 0.3}
-    # Hugging Face's own Trainer spares no matrix from weight decay.
-    settings["optimizer"] |= {"max_grad_norm": 0.5, "weight_decay_exempt": []}
-    plain = plain_run(copy.deepcopy(settings), tmp_path).state_dict()
-    trainer = trainer_of(settings, tmp_path, head={"detach": True})
+    PlainTrainer(prepared.model.model, arguments, train_dataset=rows).train()
+    plain = prepared.model.model.state_dict()
+    trainer = trainer_of(settings, tmp_path, changes)
     start = trainer.model.prototype_head.prototypes.detach().clone()
     trainer.train()
     ours = trainer.model.model.state_dict()
@@ -76,16 +60,15 @@ def test_a_detached_head_leaves_the_model_bit_for_bit(settings, tmp_path):
 
 def test_every_prediction_of_a_step_counts_alike(settings, tmp_path):
     """Rows with few labels and with many: in one micro-batch, and one row per micro-batch."""
-    settings["model"]["attention_dropout"] = 0.0
-    settings["data"] = {"length": 128, "packing": "padded", "documents": 60}
-    settings["optimizer"]["learning_rate"] = 2e-2
     # The head's losses that are means over labels.
     weights = {"prototype_pull": 0.0, "point_pull": 0.0, "residual": 0.0, "prototype_only_kl": 1.0}
-    settings |= {"losses": weights, "steps": 12, "logging": {"every": 3, "tensorboard": False}}
+    changes = {"model.attention_dropout": 0.0, "losses": weights, "steps": 12, "logging.every": 3}
+    changes["data"] = {"length": 128, "packing": "padded", "documents": 60}
     curves, decoders = [], []
     for size, accumulation in ((4, 1), (1, 4)):
-        changes = {"batch_size": size, "gradient_accumulation": accumulation}
-        trainer = trainer_of(copy.deepcopy(settings) | changes, tmp_path / str(size))
+        changes |= {"batch_size": size, "gradient_accumulation": accumulation}
+        changes["optimizer.learning_rate"] = 2e-2
+        trainer = trainer_of(settings, tmp_path / str(size), changes)
         labels = [int((row["labels"] != -100).sum()) for row in trainer.train_dataset]
         assert max(labels) > 1.15 * sum(labels) / len(labels)
         trainer.train()
@@ -98,10 +81,9 @@ def test_every_prediction_of_a_step_counts_alike(settings, tmp_path):
 
 
 def test_the_loss_curve_is_the_recorded_one(settings, tmp_path):
-    settings["losses"] |= {"prototype_pull": 1.0, "point_pull": 0.5, "residual": 1.0}
-    optimizer = {"learning_rate": 2e-2, "weight_decay_exempt": []}
-    changes = {"optimizer": optimizer, "logging": {"every": 1}}
-    trainer = trainer_of(settings, tmp_path, steps=12, **changes)
+    pulls = {"losses.prototype_pull": 1.0, "losses.point_pull": 0.5, "losses.residual": 1.0}
+    rates = {"optimizer.learning_rate": 2e-2, "optimizer.weight_decay_exempt": []}
+    trainer = trainer_of(settings, tmp_path, {"steps": 12, "logging.every": 1, **pulls, **rates})
     trainer.train()
     assert [row["loss"] for row in logged(trainer)] == pytest.approx(list(GOLDEN), abs=2e-3)
 
@@ -109,12 +91,14 @@ def test_the_loss_curve_is_the_recorded_one(settings, tmp_path):
 @pytest.fixture(scope="module")
 def trained(same_settings, tmp_path_factory):
     """A run of two micro-batches a step, each of which is logged."""
-    settings, directory = copy.deepcopy(same_settings), tmp_path_factory.mktemp("trained")
-    settings["losses"] |= {"prototype_pull": 1.0, "point_pull": 2.0, "residual": 3.0, "warmup": 0.5}
-    settings |= {"gradient_accumulation": 2, "out": str(directory / "model")}
-    trainer = trainer_of(settings, directory, logging={"every": 1})
+    losses = {"prototype_pull": 1.0, "point_pull": 2.0, "residual": 3.0, "warmup": 0.5}
+    losses = {f"losses.{name}": value for name, value in losses.items()}
+    directory = tmp_path_factory.mktemp("trained")
+    changes = {"gradient_accumulation": 2, "logging.every": 1, "out": str(directory), **losses}
+    settings = with_values(same_settings, changes)
+    trainer = trainer_of(settings, directory)
     trainer.train()
-    return settings, directory, trainer
+    return settings, trainer
 
 
 def logged(trainer):
@@ -135,25 +119,9 @@ def test_logged_parts_are_averages_that_add_up_and_rise_from_the_initialisation(
     assert rows[4]["loss"] == pytest.approx(rows[4]["ce"])
 
 
-def test_a_checkpoint_is_a_model_directory(trained):
-    _, directory, trainer = trained
-    actual = list_checkpoints(directory / "run" / "checkpoints")
-    assert [path.name for path in actual] == ["checkpoint-20", "checkpoint-30"]
-    assert [p.name for p in actual[0].parent.iterdir() if p.name.startswith(".")] == []
-    model = AutoModelForCausalLM.from_pretrained(actual[-1])
-    assert model.config.use_cache
-    sidecar = load_sidecar(actual[-1], model)
-    assert torch.equal(sidecar.head.prototypes, trainer.model.prototype_head.prototypes)
-    assert sidecar.provenance["steps"] == 30
-    assert sidecar.provenance["head_placed"]
-    for name, value in model.state_dict().items():
-        assert torch.equal(value, trainer.model.model.state_dict()[name])
-    assert len(AutoTokenizer.from_pretrained(actual[-1])) == model.config.vocab_size
-
-
 def test_bf16_autocast_trains_close_to_float32(trained, tmp_path):
-    settings, _, plain = trained
-    trainer = trainer_of(copy.deepcopy(settings), tmp_path, precision="bf16")
+    settings, plain = trained
+    trainer = trainer_of(settings, tmp_path, {"precision": "bf16"})
     trainer.train()
     assert all(p.dtype == torch.float32 for p in trainer.model.parameters())
     losses = [[row["ce"] for row in logged(each)] for each in (plain, trainer)]
