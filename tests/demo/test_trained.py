@@ -1,6 +1,5 @@
-"""The demo end to end at a tiny size; the quick demo interrupted in every phase is slow."""
+"""The demo's trained model, end to end at a tiny size."""
 
-import os
 import shutil
 
 import pytest
@@ -13,19 +12,10 @@ from prismlm.demo.prompts import PROMPTS
 from prismlm.demo.trained import QUICK, DemoSize, run_demo
 from prismlm.errors import InputError
 
-TINY = DemoSize(
-    "demo-quick.yaml",
-    vocab_size=1024,
-    every=90,
-    contexts=4,
-    overrides=(
-        "steps=15",
-        "head.prototypes=64",
-        "head.initialise_at_step=5",
-        "evaluation.every=0",
-        "evaluation.final_tokens=1000",
-    ),
-)
+HEAD = ("head.prototypes=64", "head.initialise_at_step=5")
+EVALUATION = ("evaluation.every=0", "evaluation.final_tokens=1000")
+OVERRIDES = ("steps=15", *HEAD, *EVALUATION)
+TINY = DemoSize("demo-quick.yaml", vocab_size=1024, every=90, contexts=4, overrides=OVERRIDES)
 
 
 @pytest.fixture(scope="module")
@@ -55,13 +45,8 @@ def test_the_summary_has_every_answer_and_ends_with_the_way_on(demo, capsys):
     assert shown.splitlines()[-1] == str(demo.model)
 
 
-@pytest.fixture
-def two_prompts(monkeypatch):
+def test_a_missing_part_alone_is_built_again_and_then_nothing(demo, monkeypatch):
     monkeypatch.setattr(prompts, "PROMPTS", dict(list(PROMPTS.items())[:2]))
-
-
-@pytest.mark.usefixtures("two_prompts")
-def test_a_missing_part_alone_is_built_again_and_then_nothing(demo):
     weights = (demo.model / "model.safetensors").stat().st_mtime_ns
     shutil.rmtree(demo.model / "lens")
     assert not run_demo(demo.model.parent, TINY).cached
@@ -72,13 +57,10 @@ def test_a_missing_part_alone_is_built_again_and_then_nothing(demo):
         assert trace.answer == demo.answers[prompt].answer
 
 
-def test_another_size_is_refused(demo):
+def test_another_demo_is_refused_and_something_else_is_left_alone(demo, tmp_path):
     with pytest.raises(InputError, match="another size"):
         run_demo(demo.model.parent, QUICK)
-
-
-def test_a_directory_of_something_else_is_left_alone(tmp_path):
     (tmp_path / "thesis.txt").write_text("irreplaceable")
     with pytest.raises(InputError, match="no demo made it"):
         run_demo(tmp_path, TINY)
-    assert os.listdir(tmp_path) == ["thesis.txt"]
+    assert [path.name for path in tmp_path.iterdir()] == ["thesis.txt"]

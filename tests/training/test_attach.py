@@ -60,17 +60,6 @@ def attached(base, corpus, tmp_path_factory):
     return attach(str(base), [corpus], out, OPTIONS)
 
 
-def test_the_model_is_unchanged(attached, base):
-    ids = torch.arange(20)[None]
-    plain, attached_model = (
-        AutoModelForCausalLM.from_pretrained(d) for d in (base, attached.directory)
-    )
-    assert torch.equal(plain(input_ids=ids).logits, attached_model(input_ids=ids).logits)
-    weights = base / "model.safetensors"
-    # Linked, not copied: both names are of one file.
-    assert os.path.samefile(weights, attached.directory / "model.safetensors")
-
-
 def test_a_model_whose_layers_are_on_disk(base, attached, corpus, tmp_path, monkeypatch):
     layers = dict.fromkeys(("model.layers", "model.embed_tokens", "lm_head"), "disk")
 
@@ -98,15 +87,19 @@ def test_a_model_whose_layers_are_on_disk(base, attached, corpus, tmp_path, monk
             run(str(base), [corpus], options=tuned)
 
 
-def test_it_explains_and_records_its_base(attached, base, corpus):
-    lm = prismlm.load(attached.directory)
+def test_the_model_is_unchanged_and_explains_and_its_base_is_recorded(attached, base, corpus):
+    lm, plain = prismlm.load(attached.directory), AutoModelForCausalLM.from_pretrained(base)
+    ids = torch.arange(20)[None]
+    assert torch.equal(plain(input_ids=ids).logits, lm.model(input_ids=ids).logits)
+    # Linked, not copied: both names are of one file.
+    assert os.path.samefile(*(p / "model.safetensors" for p in (base, attached.directory)))
     trace = lm.explain("The cell is the smallest unit", generate=3)
     assert trace.passages(3)
     assert lm.lens.meta.trained_on is False
     assert lm.lens.meta.tokens == attached.states
     assert lm.lens.meta.labels["source"] == "embedded"
     assert any("→" in name for name in lm.lens.names)
-    meta = json.loads((attached.directory / META_FILE).read_text())
+    meta = read_json(attached.directory / META_FILE)
     assert meta["base"]["name"] == str(base)
     read = meta["provenance"]["attached"]["read"]
     assert read["fingerprint"] == Corpus.open(corpus).fingerprint
@@ -173,24 +166,22 @@ def test_processes_that_share_the_base_take_the_steps_of_one(base, corpus, launc
             torch.testing.assert_close(mine, theirs, rtol=1e-4, atol=1e-6)
 
 
-def test_a_part_of_a_lens_by_another_number_of_processes_is_discarded(
-    attached, base, corpus, tmp_path
+def test_the_same_command_returns_the_result_and_other_settings_are_refused(
+    base, corpus, attached, tmp_path
 ):
-    out = shutil.copytree(attached.directory, tmp_path / "model")
-    lens = out / attached.lens.relative_to(attached.directory)
-    shutil.rmtree(lens)
-    left = lens.with_name(f".{lens.name}.partial") / "part-00000-of-00002"
-    left.mkdir(parents=True)
-    (left / "run.json").write_text('{"shards": 2}')
-    assert attach(str(base), [corpus], out, OPTIONS).lens == lens
-    assert [path.name for path in lens.parent.iterdir()] == [lens.name]
-
-
-def test_the_same_command_returns_the_result_and_other_settings_are_refused(base, corpus, attached):
     again = attach(str(base), [corpus], attached.directory, OPTIONS)
     assert (again.quality, again.states) == (attached.quality, attached.states)
     with pytest.raises(InputError, match=r"begun with other settings \(window: 64 → 32\)"):
         attach(str(base), [corpus], attached.directory, replace(OPTIONS, window=32))
+    # A part of a lens by another number of processes is discarded.
+    out = shutil.copytree(attached.directory, tmp_path / "model")
+    lens = out / attached.lens.relative_to(attached.directory)
+    left = lens.with_name(f".{lens.name}.partial") / "part-00000-of-00002"
+    left.mkdir(parents=True)
+    (left / "run.json").write_text('{"shards": 2}')
+    shutil.rmtree(lens)
+    assert attach(str(base), [corpus], out, OPTIONS).lens == lens
+    assert [path.name for path in lens.parent.iterdir()] == [lens.name]
 
 
 def test_texts_become_a_corpus_which_may_be_smaller_than_the_prototypes(base, tmp_path):
@@ -214,10 +205,8 @@ def test_texts_become_a_corpus_which_may_be_smaller_than_the_prototypes(base, tm
 
 
 def test_a_model_in_bfloat16(base, corpus, tmp_path):
-    half = tmp_path / "half"
-    shutil.copytree(base, half)
-    model = AutoModelForCausalLM.from_pretrained(base, dtype=torch.bfloat16)
-    model.save_pretrained(half)
+    half = shutil.copytree(base, tmp_path / "half")
+    AutoModelForCausalLM.from_pretrained(base, dtype=torch.bfloat16).save_pretrained(half)
     result = attach(str(half), [corpus], tmp_path / "model", OPTIONS)
     lm = prismlm.load(result.directory)
     assert lm.model.dtype == torch.bfloat16
@@ -227,10 +216,8 @@ def test_a_model_in_bfloat16(base, corpus, tmp_path):
 
 def test_a_broken_model_is_named_and_can_be_repaired(base, tmp_path):
     model, out, texts = tmp_path / "harmed", tmp_path / "out", [tmp_path / "a.txt"]
-    shutil.copytree(base, model)
-    complete = AutoModelForCausalLM.from_pretrained(model)
-    (model / "model.safetensors").unlink()
-    complete.save_pretrained(model, max_shard_size="20KB")
+    shutil.copytree(base, model, ignore=shutil.ignore_patterns("*.safetensors"))
+    AutoModelForCausalLM.from_pretrained(base).save_pretrained(model, max_shard_size="20KB")
     sorted(model.glob("model-*.safetensors"))[1].unlink()
     texts[0].write_text("Some text, and a little more of it. " * 60)
     texts.append(shutil.copy(texts[0], tmp_path / "b.txt"))

@@ -55,12 +55,11 @@ SPREAD = {
 FED = {"steps": 8, "checkpoint.every": 4, "head.detach": True}
 FED["uncertainty_feedback"] = {"enabled": True, "levels": 64, "rows": 9}
 ONLY_CE = {"losses.prototype_only_ce": 0.5}
-HALVES = {"batch_size": 2, "gradient_accumulation": 2}
+DETACHED = {"head.detach": True, "head.position_share": 0.5}
+DETACHED |= {"batch_size": 2, "gradient_accumulation": 2}
 TWO = {
     "ddp": {"parallel": "ddp"},
-    "detached": ONLY_CE
-    | HALVES
-    | {"parallel": "ddp", "head.detach": True, "head.position_share": 0.5},
+    "detached": ONLY_CE | DETACHED | {"parallel": "ddp"},
     "fsdp2": ONLY_CE | {"parallel": "fsdp2"},
     "fed-back": FED | {"parallel": "fsdp2", "gradient_checkpointing": True},
     "shuffled": FED | {"parallel": "ddp", "uncertainty_feedback.signal": "shuffled"},

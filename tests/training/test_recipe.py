@@ -54,23 +54,21 @@ def test_a_wrong_recipe_names_the_key_and_what_is_allowed(tmp_path, addition, ex
         assert part in message
 
 
+LLAMA = "{preset: llama-tiny}"
+
+
 @pytest.mark.parametrize(
-    ("model", "expected"),
+    ("part", "other", "expected"),
     [
-        ("{preset: llama-tinny}", "mean 'llama-tiny'"),
-        ("{preset: llama-tiny, hiden_size: 4}", "mean 'hidden_size'"),
-        ("{preset: llama-tiny, hidden_size: wide}", "model cannot be built"),
-        ("{preset: llama-tiny, vocab_size: 5}", "comes from the corpus"),
+        (LLAMA, "{preset: llama-tinny}", "model.* mean 'llama-tiny'"),
+        (LLAMA, "{preset: llama-tiny, hiden_size: 4}", "model.* mean 'hidden_size'"),
+        (LLAMA, "{preset: llama-tiny, hidden_size: wide}", "model cannot be built"),
+        (LLAMA, "{preset: llama-tiny, vocab_size: 5}", "model.* comes from the corpus"),
+        ("corpus: c\n", "", "corpus is missing"),
     ],
 )
-def test_a_wrong_model_is_refused_before_anything_is_built(tmp_path, model, expected):
-    message = refusal(tmp_path, "", (), ("{preset: llama-tiny}", model))
-    assert re.search(r"recipe\.yaml: .*model", message)
-    assert expected in message
-
-
-def test_a_missing_key_is_named(tmp_path):
-    assert "corpus is missing" in refusal(tmp_path, "", (), ("corpus: c\n", ""))
+def test_a_wrong_model_or_a_missing_key_is_refused(tmp_path, part, other, expected):
+    assert re.search(rf"recipe\.yaml: .*{expected}", refusal(tmp_path, "", (), (part, other)))
 
 
 def test_a_key_may_replace_what_an_alias_brings_in(tmp_path):
@@ -98,9 +96,7 @@ def test_overrides_are_yaml_and_as_strict(tmp_path):
 RECIPES = [*(ROOT / "recipes").rglob("*.yaml"), *(ROOT / "src").rglob("recipes/*.yaml")]
 
 
-@pytest.mark.parametrize(
-    "path", sorted(RECIPES), ids=lambda path: f"{path.parent.name}-{path.stem}"
-)
+@pytest.mark.parametrize("path", sorted(RECIPES), ids=lambda path: "-".join(path.parts[-2:]))
 def test_the_recipes_in_the_repository_are_valid(path):
     recipe = load_recipe(path)
     if path == ROOT / "recipes/laptop.yaml":

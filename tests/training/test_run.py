@@ -287,14 +287,13 @@ def test_a_compiled_run_is_the_same(settings, tmp_path):
     settings["head"]["initialise"] = "random"
     result = train(build_recipe(settings))
     assert list((result.directory / "tensorboard").iterdir())
-    recipe = tmp_path / "recipe.yaml"
-    compiled = settings | {"compile": True, "out": str(tmp_path / "compiled")}
-    recipe.write_text(yaml.safe_dump(compiled))
+    recipe, out = tmp_path / "recipe.yaml", tmp_path / "compiled"
+    recipe.write_text(yaml.safe_dump(settings | {"compile": True, "out": str(out)}))
     # A separate process: the run-time type checks of the test run cannot be traced.
     done = forked.run(recipe, code=COMPILED)
     assert done.returncode == 0, done.stderr
     assert int(done.stdout) > 0, "the blocks were compiled"
-    lines = (tmp_path / "compiled" / "training.jsonl").read_text().splitlines()
+    lines = (out / "training.jsonl").read_text().splitlines()
     for line, expected in zip(lines, result.history, strict=True):
         row = json.loads(line)
         names = [name for name in row if "ce" in name]
