@@ -13,6 +13,7 @@ from transformers import AutoModelForCausalLM
 
 import prismlm
 from benchmarks.attach.demo_model import pack
+from prismlm.demo import fetched as module
 from prismlm.demo import prompts
 from prismlm.demo.fetched import MEMBER, Unreachable, fetch, run_fetched
 from prismlm.demo.prompts import QUESTIONS
@@ -23,7 +24,6 @@ from prismlm.training import AttachOptions, FitOptions, LoraOptions, attach
 from tests.helpers.chats import TEMPLATE
 from tests.helpers.gguf_file import write_gguf
 
-module = sys.modules[run_fetched.__module__]
 GGUF = b"GGUF of a few bytes " * 400
 EVERY = 120
 SHOWN = dict(list(QUESTIONS.items())[:2])

@@ -53,7 +53,7 @@ def spread_gradients_of(arguments, spread, recompute, by_rank):
     else:
         mesh = init_device_mesh("cpu", (parallel.world_size(),))
         Sharding(mesh).apply(model.model)
-        wrapped = parallel.Sharded(model, model.model)
+        wrapped = parallel.Sharded(model)
     batches, total = by_rank[parallel.rank()], 0
     for number, batch in enumerate(batches, 1):
         with nullcontext() if number == len(batches) else wrapped.no_sync():

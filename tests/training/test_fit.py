@@ -34,13 +34,8 @@ SMALL = FitOptions(
 
 @pytest.fixture(scope="module")
 def states(lm, short_corpus, tmp_path_factory):
-    return read_states(
-        lm.model,
-        Corpus.open(short_corpus),
-        tmp_path_factory.mktemp("states"),
-        IndexOptions(window=64, stride=48),
-        limit_bytes=3e5,
-    )
+    directory, options = tmp_path_factory.mktemp("states"), IndexOptions(window=64, stride=48)
+    return read_states(lm.model, Corpus.open(short_corpus), directory, options, limit_bytes=3e5)
 
 
 def sampled_divergence(model, z, rebuilt, frequent, drawn):

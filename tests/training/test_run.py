@@ -4,21 +4,20 @@ import json
 import math
 import os
 import signal
-from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 import yaml
 from safetensors.torch import load_file
-from transformers import AutoModelForCausalLM, AutoTokenizer, TrainerCallback
+from transformers import AutoModelForCausalLM, AutoTokenizer
 from typer.testing import CliRunner
 
 from prismlm.cli.app import app
 from prismlm.errors import FormatError, InputError, Interrupted, PrismError
 from prismlm.models.sidecar import load_sidecar
 from prismlm.run_state import writing
-from prismlm.training import build_recipe, estimate, train
+from prismlm.training import build_recipe, estimate, train, trainer
 from prismlm.training.trainer import PrismTrainer, latest_checkpoint, list_checkpoints, step_of
 from tests.helpers import forked
 from tests.helpers.interrupted import InterruptAfter
@@ -69,12 +68,16 @@ def test_a_run_leaves_model_directories_and_its_history(straight, same_settings)
         model = AutoModelForCausalLM.from_pretrained(directory)
         assert model.config.use_cache
         assert len(AutoTokenizer.from_pretrained(directory)) == model.config.vocab_size
-        provenance = load_sidecar(directory, model).provenance
+        sidecar = load_sidecar(directory, model)
+        provenance = sidecar.provenance
         assert provenance["recipe"] == recipe.to_dict()
         assert provenance["steps"] == 30
         assert provenance["head_placed"]
         assert set(provenance["versions"]) >= {"prismlm", "torch", "transformers"}
         assert provenance["corpus"]["name"] == "sample"
+    # What runs are resumed from.
+    state = torch.load(checkpoints[-1] / trainer.STATE_FILE, weights_only=True)
+    assert torch.equal(state["head"]["prototypes"], sidecar.head.prototypes)
     assert load_sidecar(out).provenance["quality"] == straight.quality.to_dict()
     rows = [json.loads(line) for line in straight.history_file.read_text().splitlines()]
     assert rows == straight.history
@@ -110,10 +113,8 @@ def test_out_is_never_overwritten_nor_resumed_with_another_recipe(settings):
     with pytest.raises(InputError, match="not written by prismlm train"):
         train(recipe, resume=True)
     (recipe.out / "thesis.tex").unlink()
-    with (
-        writing(recipe.out, within=True),
-        pytest.raises(InputError, match=f"process, {os.getpid()}"),
-    ):
+    busy = f"process, {os.getpid()}"
+    with writing(recipe.out, within=True), pytest.raises(InputError, match=busy):
         train(recipe)
     train(recipe)
     with pytest.raises(InputError, match="--resume"):
@@ -179,16 +180,16 @@ def test_a_killed_run_resumes_from_its_last_whole_checkpoint(settings, straight,
 def test_a_weight_that_is_not_finite_ends_the_run_and_is_not_saved(
     settings, straight, monkeypatch, weight, step, value, message
 ):
-    class Poison(TrainerCallback):
-        def on_step_end(self, args, state, control, **kwargs):
-            if state.global_step == step:
-                kwargs["model"].get_parameter(weight).data.view(-1)[0] = value
+    class Poisoned(PrismTrainer):
+        def on_step_end(self, *args, **kwargs):
+            super().on_step_end(*args, **kwargs)
+            if self.state.global_step == step:
+                self.model.get_parameter(weight).data.view(-1)[0] = value
 
     recipe = build_recipe(settings)
     checkpoint = recipe.out / "checkpoints" / "checkpoint-10"
     with monkeypatch.context() as patched:
-        poisoned = partial(PrismTrainer, callbacks=[Poison()])
-        patched.setattr("prismlm.training.run.PrismTrainer", poisoned)
+        patched.setattr("prismlm.training.run.PrismTrainer", Poisoned)
         with pytest.raises(PrismError) as error:
             train(recipe)
     assert message in str(error.value)

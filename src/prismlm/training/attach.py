@@ -135,14 +135,9 @@ class AttachResult:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the result as JSON values."""
-        return {
-            "model": str(self.directory),
-            "lens": str(self.lens),
-            "corpus": str(self.corpus),
-            "states": self.states,
-            "quality": self.quality.to_dict(),
-            "uncertainty": self.uncertainty,
-        }
+        values = {"model": str(self.directory), **asdict(self)}
+        del values["directory"]
+        return values | {"lens": str(self.lens), "corpus": str(self.corpus)}
 
 
 def attach(

@@ -41,10 +41,8 @@ def check_options(options: Any, may_be_zero: Collection[str] = ("seed",)) -> Non
     for field in fields(options):
         value, zero = getattr(options, field.name), field.name in may_be_zero
         if value is not None and not isinstance(value, str):
-            name, expected = (
-                f"{type(options).__name__}.{field.name}",
-                "from 0 on" if zero else "above 0",
-            )
+            name = f"{type(options).__name__}.{field.name}"
+            expected = "from 0 on" if zero else "above 0"
             check_number(name, value, expected, lambda x, zero=zero: x > 0 or (zero and not x))
 
 

@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from datetime import timedelta
+from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn, TypeVar
 from unittest.mock import patch
@@ -68,7 +69,8 @@ def join() -> None:
         dist.init_process_group("gloo", timeout=PATIENCE)
 
 
-def group_for_thread() -> dist.ProcessGroup | None:
+@cache
+def _group_for_thread() -> dist.ProcessGroup | None:
     """Return a group of all processes for a thread of its own; None if there is one process."""
     if world_size() == 1:
         return None
@@ -226,13 +228,11 @@ def recompute_activations(decoder: Any) -> None:
 
 
 class Sharded(nn.Module):
-    """A model with a sharded decoder and the ``no_sync`` that Trainer expects."""
+    """A model whose decoder, ``model.model``, is sharded, with the ``no_sync`` of Trainer."""
 
-    def __init__(self, model: nn.Module, decoder: Any) -> None:
+    def __init__(self, model: Any) -> None:
         super().__init__()
         self.module = model
-        # In a tuple, so that it is not registered as a second submodule.
-        self._decoder = (decoder,)
 
     def forward(self, *args: Any, **kwargs: Any) -> Any:
         """Run the model."""
@@ -241,12 +241,11 @@ class Sharded(nn.Module):
     @contextmanager
     def no_sync(self) -> Iterator[None]:
         """Accumulate gradients locally during the block."""
-        (decoder,) = self._decoder
-        decoder.set_requires_gradient_sync(False)
+        self.module.model.set_requires_gradient_sync(False)
         try:
             yield
         finally:
-            decoder.set_requires_gradient_sync(True)
+            self.module.model.set_requires_gradient_sync(True)
 
 
 @contextmanager
@@ -341,8 +340,8 @@ class Sharding:
         # A block may initialise the weights of its parts again.
         whole = type(module).__name__ in units
         owners = list(module.modules()) if whole else [module]
-        weights = [(o, n, p) for o in owners for n, p in o._parameters.items() if p is not None]
-        weights = [(owner, name, p) for owner, name, p in weights if p.is_meta]
+        named = [(o, n, p) for o in owners for n, p in o._parameters.items()]
+        weights = [(o, n, p) for o, n, p in named if p is not None and p.is_meta]
         for owner, name, p in weights:
             real = torch.empty_like(p, device="cpu")
             owner._parameters[name] = nn.Parameter(real, p.requires_grad)
@@ -399,20 +398,15 @@ def cause_raised() -> Iterator[None]:
 
 
 def save_shards(
-    directory: Path,
-    model: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    *,
-    background: bool = False,
-    group: dist.ProcessGroup | None = None,
+    directory: Path, model: nn.Module, optimizer: torch.optim.Optimizer, background: bool = False
 ) -> Future[Any] | None:
     """Write the shards of model and optimizer; in the background, a copy of them.
 
-    That needs a group of its own, unless there is one process, and is awaited within
-    :func:`cause_raised`.
+    What is returned then is awaited within :func:`cause_raised`.
     """
     state = {"model": state_of(model), "optimizer": optimizer.state_dict()["state"]}
     if background:
+        group: Any = _group_for_thread()
         future: Any = async_save(state, checkpoint_id=directory, process_group=group)
         return future
     with cause_raised():
@@ -422,7 +416,8 @@ def save_shards(
 
 def load_shards(directory: Path, model: nn.Module) -> None:
     """Read the weights of a checkpoint into a model, sharded or not."""
-    _load(directory, {"model": state_of(model)})
+    with cause_raised():
+        load_checkpoint({"model": state_of(model)}, checkpoint_id=directory)
 
 
 def load_optimizer(directory: Path, parameters: Iterable[Tensor]) -> dict[int, dict[str, Tensor]]:
@@ -436,13 +431,9 @@ def load_optimizer(directory: Path, parameters: Iterable[Tensor]) -> dict[int, d
             parameter, size = order[int(path[0])].detach(), getattr(entry, "size", ())
             like = parameter if size == parameter.shape else torch.empty(size)
             state.setdefault(int(path[0]), {})[path[1]] = torch.empty_like(like)
-    _load(directory, {"optimizer": state})
-    return state
-
-
-def _load(directory: Path, state: dict[str, Any]) -> None:
     with cause_raised():
-        load_checkpoint(state, checkpoint_id=directory)
+        load_checkpoint({"optimizer": state}, checkpoint_id=directory)
+    return state
 
 
 def save_pretrained(decoder: Any, directory: Path) -> None:

@@ -75,10 +75,9 @@ class Prepared:
 
 def prepare(recipe: Recipe, without: Collection[int] = ()) -> Prepared:
     """Open the corpus, build the model and pack the training rows; errors are as of train()."""
-    # Raises if the device is not available.
-    device_of(recipe)
+    device = device_of(recipe)
     corpus = Corpus.open(recipe.corpus).without(without)
-    sharding = Sharding.of_recipe(recipe, device_of(recipe))
+    sharding = Sharding.of_recipe(recipe, device)
     backbone = build_backbone(recipe, corpus, sharding)
     model = attach_head(recipe, backbone, corpus)
     if sharding is not None:
@@ -250,13 +249,8 @@ def attach_head(recipe: Recipe, backbone: Any, corpus: Corpus) -> PrismForCausal
     """
     feedback = recipe.uncertainty_feedback
     if feedback.enabled:
-        attached = attach_uncertainty(
-            backbone,
-            feedback.levels,
-            rows=feedback.rows,
-            deviation=feedback.deviation,
-            passes=feedback.passes,
-        )
+        table = feedback.model_dump(include={"levels", "rows", "deviation", "passes"})
+        attached = attach_uncertainty(backbone, **table)
         if attached.embedding.weight.is_meta:
             attached.embedding.to_empty(device="cpu").seen.zero_()
         attached.embedding.reset_parameters(torch.Generator().manual_seed(recipe.seed))

@@ -14,7 +14,6 @@ from signal import SIGINT
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
@@ -31,7 +30,7 @@ from prismlm.models.decoders.signal_noise import SignalNoiseForCausalLM
 from prismlm.models.device import uses_bf16
 from prismlm.models.seam import LogitMap
 from prismlm.models.sidecar import Sidecar, base_of, save_sidecar, weight_of
-from prismlm.models.uncertainty_feedback import TABLE, UNCERTAINTY_FILE
+from prismlm.models.uncertainty_feedback import TABLE, load_uncertainty
 from prismlm.progress import SILENT, Task
 from prismlm.run_state import Interrupts
 from prismlm.training import parallel
@@ -76,9 +75,7 @@ class PrismTrainer(Trainer, TrainerCallback):
 
     model: PrismForCausalLM
 
-    def __init__(
-        self, prepared: Prepared, directory: Path, callbacks: Iterable[TrainerCallback] = ()
-    ) -> None:
+    def __init__(self, prepared: Prepared, directory: Path) -> None:
         recipe, model = prepared.recipe, prepared.model
         device = device_of(recipe)
         if device == "cpu":
@@ -105,16 +102,14 @@ class PrismTrainer(Trainer, TrainerCallback):
             train_dataset=prepared.rows,  # pyright: ignore[reportArgumentType]
             processing_class=prepared.corpus.tokenizer,
             data_collator=default_collate,
-            callbacks=[self, *callbacks],
+            callbacks=[self],
         )
         self.remove_callback(PrinterCallback)
         self.sharded = isinstance(model.model, FSDPModule)
         # Of one process too, so that several can resume.
         self._writes_shards = recipe.parallel in SHARDED
-        # The checkpoint that is written in the background, its step, and its writers' group.
+        # The checkpoint that is written in the background, and its step.
         self._writing: tuple[Future[Any], int] | None = None
-        asynchronous = recipe.checkpoint.asynchronous
-        self._writers = parallel.group_for_thread() if asynchronous else None
         self._previous = set_training_signal(recipe, model)
         # Trainer then counts the labels of a step and leaves the division to compute_loss.
         self.model_accepts_loss_kwargs = True
@@ -130,7 +125,7 @@ class PrismTrainer(Trainer, TrainerCallback):
         self, model: nn.Module, training: bool = True, dataloader: Any = None
     ) -> nn.Module:
         if self.sharded and training and model is self.model:
-            return parallel.Sharded(self.model, self.model.model)
+            return parallel.Sharded(self.model)
         return model
 
     def create_optimizer(self, model: nn.Module | None = None) -> torch.optim.Optimizer:
@@ -228,9 +223,8 @@ class PrismTrainer(Trainer, TrainerCallback):
             head.zero_grad(set_to_none=True)
         if self.sharded:
             parallel.average_gradients(head)
-        table = self.model.table_parameters()
-        table_ids = set(map(id, table))
-        decoder = [p for p in self.model.model.parameters() if id(p) not in table_ids]
+        table = {*self.model.table_parameters()}
+        decoder = [p for p in self.model.model.parameters() if p not in table]
         clip: Any = self.accelerator.clip_grad_norm_
         norm = clip(decoder, self.args.max_grad_norm)
         if table:
@@ -366,14 +360,14 @@ class PrismTrainer(Trainer, TrainerCallback):
         directory = Path(output_dir or self.checkpoints)
         state: dict[str, Any] = {"head_placed": self.model.initialised}
         state["tokens"] = self.tokens_seen()
-        if not self._writes_shards:
-            self.write_model(directory, self.provenance())
-            state["head"] = self.model.prototype_head.state_dict()
-        else:
+        if self._writes_shards:
             optimizer, scheduler = self._optimizer_and_scheduler()
             # The shards have the rest.
             state["optimizer_groups"] = optimizer.state_dict()["param_groups"]
             state["scheduler"] = scheduler.state_dict()
+        else:
+            self.write_model(directory, self.provenance())
+            state["head"] = self.model.prototype_head.state_dict()
         if self._previous is not None and self._previous.codes is not None:
             state["codes"] = parallel.concatenate(self._previous.codes)
         if parallel.is_main():
@@ -415,10 +409,9 @@ class PrismTrainer(Trainer, TrainerCallback):
         if not self._writes_shards:
             super()._save_optimizer_and_scheduler(output_dir)
             return
+        shards, (optimizer, _) = Path(output_dir) / SHARDS, self._optimizer_and_scheduler()
         background = self.prepared.recipe.checkpoint.asynchronous
-        how: dict[str, Any] = {"background": background, "group": self._writers}
-        shards, optimizer = Path(output_dir) / SHARDS, self._optimizer_and_scheduler()[0]
-        future = parallel.save_shards(shards, self.model, optimizer, **how)
+        future = parallel.save_shards(shards, self.model, optimizer, background)
         self._writing = None if future is None else (future, self.state.global_step)
 
     def _load_optimizer_and_scheduler(self, checkpoint: str | None) -> None:
@@ -451,12 +444,9 @@ class PrismTrainer(Trainer, TrainerCallback):
                 decoder: PreTrainedModel = type(prism.model).from_pretrained(
                     directory, dtype=prism.model.dtype, local_files_only=True
                 )
-                weights = decoder.state_dict()
                 if prism.uncertainty is not None:
-                    saved = load_file(directory / UNCERTAINTY_FILE)
-                    weights[f"{TABLE}.weight"] = saved["embedding"]
-                    weights[f"{TABLE}.seen"] = saved["seen"]
-                prism.model.load_state_dict(weights)
+                    load_uncertainty(directory, decoder)
+                prism.model.load_state_dict(decoder.state_dict())
                 prism.prototype_head.load_state_dict(state["head"])
             if self._previous is not None and "codes" in state:
                 codes = state["codes"].tensor_split(parallel.world_size())[parallel.rank()]
