@@ -14,6 +14,7 @@ from signal import SIGINT
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.distributed.fsdp import FSDPModule
 from torch.distributed.tensor import DTensor
@@ -30,7 +31,7 @@ from prismlm.models.decoders.signal_noise import SignalNoiseForCausalLM
 from prismlm.models.device import uses_bf16
 from prismlm.models.seam import LogitMap
 from prismlm.models.sidecar import Sidecar, base_of, save_sidecar, weight_of
-from prismlm.models.uncertainty_feedback import TABLE, load_uncertainty
+from prismlm.models.uncertainty_feedback import TABLE, UNCERTAINTY_FILE
 from prismlm.progress import SILENT, Task
 from prismlm.run_state import Interrupts
 from prismlm.training import parallel
@@ -444,9 +445,12 @@ class PrismTrainer(Trainer, TrainerCallback):
                 decoder: PreTrainedModel = type(prism.model).from_pretrained(
                     directory, dtype=prism.model.dtype, local_files_only=True
                 )
+                weights = decoder.state_dict()
                 if prism.uncertainty is not None:
-                    load_uncertainty(directory, decoder)
-                prism.model.load_state_dict(decoder.state_dict())
+                    saved = load_file(directory / UNCERTAINTY_FILE)
+                    weights[f"{TABLE}.weight"] = saved["embedding"]
+                    weights[f"{TABLE}.seen"] = saved["seen"]
+                prism.model.load_state_dict(weights)
                 prism.prototype_head.load_state_dict(state["head"])
             if self._previous is not None and "codes" in state:
                 codes = state["codes"].tensor_split(parallel.world_size())[parallel.rank()]
