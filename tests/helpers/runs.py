@@ -1,6 +1,5 @@
 """Training runs in this process and in others, stopped on the way, and compared."""
 
-import time
 from pathlib import Path
 
 import torch
@@ -10,12 +9,7 @@ from safetensors.torch import load_file
 from prismlm.training import LossWeights
 from prismlm.training.trainer import latest_checkpoint
 from tests.helpers import forked
-
-
-def weights(directory):
-    return load_file(directory / "model.safetensors") | load_file(
-        directory / "prototype_head.safetensors"
-    )
+from tests.helpers.interrupted import wait_for
 
 
 def curve(history):
@@ -25,21 +19,20 @@ def curve(history):
 
 
 def assert_same_run(first, second):
-    a, b = weights(first), weights(second)
-    assert a.keys() == b.keys()
-    for name in a:
-        assert torch.equal(a[name], b[name]), name
+    for name in ("model", "prototype_head"):
+        a, b = (load_file(directory / f"{name}.safetensors") for directory in (first, second))
+        torch.testing.assert_close(a, b, rtol=0, atol=0)
 
 
 def start(settings, tmp_path, steps):
     """Start a run in a process of its own and wait until it has written a checkpoint."""
     path = tmp_path / "recipe.yaml"
     path.write_text(yaml.safe_dump(settings | {"steps": steps, "checkpoint": {"every": 1}}))
-    process = forked.start("train", path)
-    checkpoints = Path(settings["out"]) / "checkpoints"
-    deadline = time.monotonic() + 240
-    while latest_checkpoint(checkpoints) is None:
+    process, checkpoints = forked.start("train", path), Path(settings["out"]) / "checkpoints"
+
+    def begun():
         assert process.poll() is None, process.communicate(timeout=1)[1]
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+        return latest_checkpoint(checkpoints)
+
+    wait_for(begun, seconds=240)
     return process, path, checkpoints

@@ -318,7 +318,8 @@ class PrismForCausalLM(nn.Module):
         The prototype-only losses need logits of their own, so they are left out at weight 0.
         """
         weights, states = self.weights, captured.z
-        positions, sample = None, None
+        positions: Any = slice(None)
+        sample = None
         if self.training and self.position_share < 1:
             length, share = states.shape[1], self.position_share
             positions = sample_positions(length, share, self.step, states.device)
@@ -326,7 +327,7 @@ class PrismForCausalLM(nn.Module):
             sample = self.vocabulary.to(states.device).draw(self.step)
 
         def flat(tensor: Tensor) -> Tensor:
-            return (tensor if positions is None else tensor[:, positions]).flatten(0, 1)
+            return tensor[:, positions].flatten(0, 1)
 
         z = flat(states.detach() if self.detach else states)
         mask = None if mask is None else flat(mask)
