@@ -23,7 +23,7 @@ def write_cells(directory, runs, meta, range_bytes=2**30):
 
 def write_suffixes(directory, corpus, split):
     """Write the tokens of a split, and their order if a sorter is installed."""
-    for number in range(count_parts(corpus, split)):
+    for number in reversed(range(count_parts(corpus, split))):
         write_part(directory, corpus, split, number)
     finish(directory, corpus, split)
 

@@ -70,12 +70,6 @@ def build(corpus, model, tmp_path):
     return build
 
 
-def compare_with_digests(lens):
-    files = LensFiles(lens)
-    files.read_meta()
-    files.check()
-
-
 @pytest.mark.parametrize(("codes", "count"), [("int8", 5), ("pq", 2)])
 def test_shards_in_any_order_give_the_same_bytes(build, whole, tmp_path, codes, count):
     order = random.Random(count).sample(range(count), count)
@@ -83,15 +77,6 @@ def test_shards_in_any_order_give_the_same_bytes(build, whole, tmp_path, codes, 
     assert results == [None] * (count - 1) + [tmp_path / "lens"]
     assert_same_lens(whole(codes=codes), tmp_path / "lens")
     assert [path.name for path in tmp_path.iterdir()] == ["lens"]
-
-
-def test_parts_make_the_same_ranges_of_cells(build, whole, tmp_path):
-    """Tests of a store compare what is read of ranges with what is read of one file."""
-    for number in (2, 0, 1):
-        build(shard=Shard(number, 3), range_bytes=20_000)
-    assert len(read_meta(tmp_path / "lens").cells["ranges"]) > 2
-    assert_same_lens(whole(range_bytes=20_000), tmp_path / "lens")
-    compare_with_digests(tmp_path / "lens")
 
 
 def test_contexts_and_documents_by_many_workers(build, whole, monkeypatch):
@@ -105,7 +90,9 @@ def test_contexts_and_documents_by_many_workers(build, whole, monkeypatch):
     cells = [Cells(lens, read_meta(lens).cells) for lens in (one, several)]
     assert len([*several.glob("cell-documents-*.parquet")]) == 3
     assert cells[0].documents.take(np.arange(90)) == cells[1].documents.take(np.arange(90))
-    compare_with_digests(several)
+    files = LensFiles(several)
+    files.read_meta()
+    files.check()
 
 
 @pytest.mark.parametrize(
@@ -208,34 +195,29 @@ def test_another_input_is_refused_and_named(build, model, corpus, whole, tmp_pat
     assert_same_lens(whole(), build(**second))
 
 
-def test_bad_options_are_refused_before_reading(build, tmp_path):
+def test_bad_input_is_refused_and_leaves_nothing(build, corpus, tmp_path):
+    broken, head = make_model(corpus)
+    with torch.no_grad():
+        broken.get_output_embeddings().weight[:] = torch.nan
+        broken.model.norm.weight[0] = torch.nan
     for changed, words in (
         ({"stride": 65}, "--stride is 65: .* from 1 to 64"),
         ({"contexts": 0}, "--contexts is 0"),
         ({"shard": Shard(2, 2)}, "the part to read is 2: .* from 0 to 1"),
+        ({"inputs": (broken, head, corpus)}, "not finite"),
     ):
         with pytest.raises(InputError, match=words):
             build(**changed)
     assert not list(tmp_path.iterdir())
 
 
-def test_a_state_that_is_not_finite_leaves_nothing(build, corpus, tmp_path):
-    broken, head = make_model(corpus)
-    with torch.no_grad():
-        broken.get_output_embeddings().weight[:] = torch.nan
-        broken.model.norm.weight[0] = torch.nan
-    with pytest.raises(InputError, match="not finite"):
-        build(inputs=(broken, head, corpus))
-    assert list(tmp_path.iterdir()) == []
-
-
 def test_contexts_are_joined_a_file_at_a_time(tmp_path, monkeypatch):
     """With 65,536 prototypes they are gigabytes."""
-    rows, texts, held = 1000, ["x" * 160] * 1000, list[int]()
+    rows, held, files = 1000, list[int](), [tmp_path / f"{n}.parquet" for n in range(20)]
     columns = [pa.nulls(rows, field.type) for field in INDEX_SCHEMA][:-3]
-    table = pa.table([*columns, *[pa.array(texts)] * 3], schema=INDEX_SCHEMA)
-    for number in range(20):
-        layout.write_table(table, tmp_path / f"{number}.parquet")
+    table = pa.table([*columns, *[pa.array(["x" * 160] * rows)] * 3], schema=INDEX_SCHEMA)
+    for file in files:
+        layout.write_table(table, file)
     monkeypatch.setattr(assembly, "CONTEXT_ROWS", 300)
 
     def read(path):
@@ -244,7 +226,7 @@ def test_contexts_are_joined_a_file_at_a_time(tmp_path, monkeypatch):
 
     monkeypatch.setattr(layout, "read_table", read)
     before = pa.total_allocated_bytes()
-    assembly._join([tmp_path / f"{number}.parquet" for number in range(20)], tmp_path / "all")
+    assembly._join(files, tmp_path / "all")
     assert max(held) < 3 * table.nbytes
     groups = pq.ParquetFile(tmp_path / "all").metadata.to_dict()["row_groups"]
     assert [group["num_rows"] for group in groups] == [300] * 66 + [200]

@@ -10,72 +10,56 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from prismlm import fingerprints
 from prismlm.errors import PrismError
 from prismlm.lens import layout, suffixes
 from prismlm.lens.lens import Lens
-from prismlm.lens.suffixes import ORDER_FILE, Suffixes, count_parts, write_part
+from prismlm.lens.suffixes import ORDER_FILE, Suffixes
 from tests.helpers.lens_files import write_suffixes
 from tests.helpers.token_corpus import TokenCorpus
 
 END = 2
 DOCUMENTS = [[5, 6, 7, 5, 6], [6, 7, 8], [], [5, 6, 7, 5, 6, 9]]
 documents = st.lists(st.lists(st.sampled_from([0, 1, 3, 300]), max_size=12), min_size=1, max_size=6)
-dtypes = st.sampled_from(["uint16", "uint32"])
 needs_infini_gram = pytest.mark.skipif(
     importlib.util.find_spec("infini_gram") is None, reason="infini-gram is not installed"
 )
+IN_MEMORY = [{"PART": tokens} for tokens in (1, 9, 99)]
+# Pieces of three tokens; a text has at most 13.
+ON_DISK = [
+    {"LARGE": 0.5, "MAX_PARTS": 1, "MAX_PART_BYTES": size, "PIECE": 3, "OVERLAP": 64}
+    | {"TOKENS_AT_ONCE": 5}
+    for size in (8, 36, 120)
+]
 
 
-def assert_equal_to_trying_all_places(searched, corpus, queries, split):
-    for query in filter(None, queries):
-        positions = corpus.places(query, split)
-        assert searched.count(query) == len(positions)
-        for limit in (0, 1, 2, 100):
-            assert searched.find(query, limit).tolist() == positions[:limit]
-        counts = [len(corpus.places(query[:n], split)) for n in range(1, len(query) + 1)]
-        longest = sum(map(bool, counts))
-        assert searched.longest_prefix(query) == (longest, counts[longest - 1] * bool(longest))
-
-
-@given(documents, documents, dtypes, st.sampled_from([1, 9, 99]))
-def test_every_sequence_is_found_where_it_stands(texts, queries, dtype, part):
+@pytest.mark.parametrize(
+    "ways", [IN_MEMORY, pytest.param(ON_DISK, marks=needs_infini_gram)], ids=["memory", "disk"]
+)
+@given(documents, documents, st.sampled_from(["uint16", "uint32"]), st.data())
+def test_every_sequence_is_found_where_it_stands(ways, texts, queries, dtype, data):
     corpus = TokenCorpus(texts, END, dtype, held_out=range(1, len(texts), 3))
-    queries = [*queries, *texts, *(text[1:4] for text in texts)]
     with TemporaryDirectory() as directory:
-        with patch.object(suffixes, "PART", part):
+        with patch.multiple(suffixes, **data.draw(st.sampled_from(ways))):
             write_suffixes(Path(directory), corpus, "train")
+        assert {path.suffix for path in Path(directory).iterdir()} == {".npy"}
         # Read by a version with other parts.
         searched = Suffixes(Path(directory))
-        assert_equal_to_trying_all_places(searched, corpus, queries, "train")
-
-
-@needs_infini_gram
-@settings(max_examples=25)
-@given(documents, documents, dtypes, st.sampled_from([2, 9, 30]))
-def test_texts_sorted_on_disk_give_the_same(texts, queries, dtype, size):
-    corpus = TokenCorpus(texts, END, dtype, held_out=range(1, len(texts), 3))
-    queries = [*queries, *texts, *(text[1:4] for text in texts)]
-    with (
-        TemporaryDirectory() as directory,
-        patch.multiple(suffixes, LARGE=0.5, MAX_PARTS=1, MAX_PART_BYTES=4 * size),
-        # Pieces of three tokens; a text has at most 13.
-        patch.multiple(suffixes, PIECE=3, OVERLAP=64, TOKENS_AT_ONCE=5),
-    ):
-        lens = Path(directory)
-        for number in reversed(range(count_parts(corpus, "train"))):
-            write_part(lens, corpus, "train", number)
-        suffixes.finish(lens, corpus, "train")
-        assert {path.suffix for path in lens.iterdir()} == {".npy"}
-        searched = Suffixes(lens)
-        assert_equal_to_trying_all_places(searched, corpus, queries, "train")
         assert len(searched) == sum(len(texts[n]) for n in corpus.split("train"))
         for number in corpus.split("train").tolist():
             stored = searched.tokens(int(corpus.starts[number]), len(texts[number]))
             assert stored.tolist() == texts[number]
+        for query in filter(None, [*queries, *texts, *(text[1:4] for text in texts)]):
+            positions = corpus.places(query, "train")
+            assert searched.count(query) == len(positions)
+            for limit in (0, 1, 2, 100):
+                assert searched.find(query, limit).tolist() == positions[:limit]
+            counts = [len(corpus.places(query[:n], "train")) for n in range(1, len(query) + 1)]
+            longest = sum(map(bool, counts))
+            assert searched.longest_prefix(query) == (longest, counts[longest - 1] * bool(longest))
 
 
 @pytest.mark.parametrize(("most_bytes", "count"), [(2**20, 4), (800, 6)])
@@ -96,10 +80,6 @@ def test_files_of_a_text_that_is_not_large_stay_as_shipped(tmp_path):
         write_suffixes(tmp_path, TokenCorpus(DOCUMENTS, END), "all")
     digests = [fingerprints.of_file(tmp_path / name)[:8] for name in suffixes.FILES]
     assert digests == ["68da749a", "b6b7aad7", "209c710d"]
-
-
-def test_no_match_crosses_documents(tmp_path):
-    write_suffixes(tmp_path, TokenCorpus(DOCUMENTS, END), "all")
     searched = Suffixes(tmp_path)
     for impossible in ([6, END], [END], [], [6, 2**16], [-1]):
         assert searched.count(impossible) == len(searched.find(impossible, 9)) == 0
@@ -110,8 +90,7 @@ def test_no_match_crosses_documents(tmp_path):
 
 @pytest.mark.parametrize("large", [255, 2**31])
 def test_tokens_of_any_width(tmp_path, large):
-    corpus = TokenCorpus([[1, large, large + 1], [large, 1]], 0, "uint32")
-    write_suffixes(tmp_path, corpus, "all")
+    write_suffixes(tmp_path, TokenCorpus([[1, large, large + 1], [large, 1]], 0, "uint32"), "all")
     searched = Suffixes(tmp_path)
     assert searched.find([large], 9).tolist() == [1, 4]
     assert searched.count([large, large + 1]) == searched.count([large, 1]) == 1
@@ -149,6 +128,7 @@ def test_a_sort_that_fails_leaves_nothing_that_looks_finished(tmp_path, monkeypa
 @needs_infini_gram
 def test_a_lens_of_a_large_text_is_searched_and_gives_its_text(lm, tmp_path, monkeypatch):
     path = shutil.copytree(lm.lens.path, tmp_path / "lens")
+    corpus, before = lm.lens.corpus, lm.lens.suffixes
 
     def open_lens():
         layout.write_meta(path, replace(lm.lens.meta, files=layout.describe_files(path)))
@@ -156,15 +136,15 @@ def test_a_lens_of_a_large_text_is_searched_and_gives_its_text(lm, tmp_path, mon
 
     for name in suffixes.FILES:
         (path / name).unlink()
-    monkeypatch.setattr(suffixes, "LARGE", lm.lens.corpus.num_tokens // 3)
-    write_suffixes(path, lm.lens.corpus, lm.lens.meta.split)
-    lens, position = open_lens(), int(lm.lens.corpus.starts[lm.lens.corpus.split("train")[-1]])
-    text = lm.lens.suffixes.tokens(position, 9)
+    monkeypatch.setattr(suffixes, "LARGE", corpus.num_tokens // 3)
+    write_suffixes(path, corpus, lm.lens.meta.split)
+    lens, position = open_lens(), int(corpus.starts[corpus.split("train")[-1]])
+    text = before.tokens(position, 9)
     assert len(list(path.glob("suffixes-order-*.npy"))) == 3
     assert lens.suffixes.tokens(position, 9).tolist() == text.tolist()
     for query in (text, text[:1], text[3:5]):
-        assert lens.suffixes.count(query) == lm.lens.suffixes.count(query)
-        assert lens.suffixes.find(query, 7).tolist() == lm.lens.suffixes.find(query, 7).tolist()
+        assert lens.suffixes.count(query) == before.count(query)
+        assert lens.suffixes.find(query, 7).tolist() == before.find(query, 7).tolist()
     # As where infini-gram is not installed.
     for file in path.glob("suffixes-order-*.npy"):
         file.unlink()
