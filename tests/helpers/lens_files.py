@@ -28,10 +28,15 @@ def write_suffixes(directory, corpus, split):
     finish(directory, corpus, split)
 
 
+def cells_and_tokens(cells):
+    """Return the cell and the next token of every row of the cells, int64 [rows] each."""
+    keys, starts = cells.keys_and_starts
+    return np.divmod(np.repeat(keys, np.diff(np.append(starts, len(cells)))), cells.meta.vocabulary)
+
+
 def next_tokens(cells, rows):
     """Return the token that came next at some rows of the cells, int64 [n]."""
-    keys, starts = cells.keys_and_starts
-    return keys[np.searchsorted(starts, rows, side="right") - 1] % cells.meta.vocabulary
+    return cells_and_tokens(cells)[1][rows]
 
 
 def change_meta(lens: Path, **values: Any) -> None:

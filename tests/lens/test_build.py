@@ -1,6 +1,7 @@
 """The index against a brute force that shares no code with it, over held-out text."""
 
 import copy
+import json
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -13,12 +14,16 @@ from torch.nn.functional import normalize
 from prismlm.corpus import Corpus, build_corpus
 from prismlm.corpus.windows import document_windows
 from prismlm.errors import InputError, StaleLensError
+from prismlm.lens import cells as cells_module
 from prismlm.lens import layout, scan
 from prismlm.lens.build import IndexOptions, build_index
 from prismlm.lens.lens import Lens
+from prismlm.lens.options import training_corpus
 from prismlm.lens.scan import drawn, states_of
+from prismlm.lens.support import leave_one_out, measure_support, sample_excerpts
+from prismlm.models.sidecar import weight_of
 from prismlm.ops import prototype_head
-from tests.helpers.lens_files import next_tokens
+from tests.helpers.lens_files import cells_and_tokens
 from tests.helpers.token_corpus import excerpt
 
 WINDOW, STRIDE, CONTEXTS = 128, 96, 6
@@ -40,13 +45,6 @@ def cells_of(lm, path):
     """Return the cells of a lens and all of their records."""
     cells = Lens.open(path, lm.model, lm.head).cells
     return cells, cells.records(np.arange(len(cells)))
-
-
-def assert_same_lens(left, right):
-    names = sorted(path.name for path in left.iterdir())
-    assert names == sorted(path.name for path in right.iterdir())
-    for name in names:
-        assert (left / name).read_bytes() == (right / name).read_bytes(), name
 
 
 class Read(NamedTuple):
@@ -113,16 +111,14 @@ def test_bf16_states_are_nearly_the_same(lm, corpus, lens, tmp_path):
     assert torch.nn.functional.cosine_similarity(*states).min() > 0.99
 
 
-def test_another_directory_is_never_replaced(lm, corpus, tmp_path):
-    (tmp_path / "thesis").mkdir()
-    (tmp_path / "thesis" / "chapter.txt").write_text("irreplaceable")
+def test_other_directories_and_vocabularies_are_refused(lm, corpus, tmp_path):
+    chapter = tmp_path / "thesis" / "chapter.txt"
+    chapter.parent.mkdir()
+    chapter.write_text("irreplaceable")
     with pytest.raises(InputError, match="not a lens"):
-        build_index(lm.model, lm.head, corpus, tmp_path / "thesis", OPTIONS, overwrite=True)
-    assert (tmp_path / "thesis" / "chapter.txt").read_text() == "irreplaceable"
-
-
-def test_a_corpus_of_another_vocabulary(lm, tiny_corpus, tmp_path):
-    documents = tiny_corpus.parent / "documents.parquet"
+        build_index(lm.model, lm.head, corpus, chapter.parent, OPTIONS, overwrite=True)
+    assert chapter.read_text() == "irreplaceable"
+    documents = corpus.path.parent / "documents.parquet"
     other = build_corpus([documents], tmp_path / "other", vocab_size=3000)
     with pytest.raises(InputError, match="the model embeds"):
         build_index(lm.model, lm.head, other, tmp_path / "x", OPTIONS)
@@ -143,10 +139,7 @@ def test_uses_equal_brute_force(lm, lens, documents):
 @torch.no_grad()
 def test_every_position_is_in_the_cell_of_its_nearest_prototype(lm, lens, documents):
     cells, records = cells_of(lm, lens)
-    tokens = next_tokens(cells, np.arange(len(cells)))
-    keys, starts = cells.keys_and_starts
-    cell = np.repeat(np.asarray(keys), np.diff(np.append(starts, len(cells))))
-    cell = cell // cells.meta.vocabulary
+    cell, tokens = cells_and_tokens(cells)
     row_of = {position: row for row, position in enumerate(records["position"].tolist())}
     assert len(row_of) == len(cells) == sum(len(read.states) for read in documents)
     for _, start, ids, states, unit, cosines in documents:
@@ -220,3 +213,50 @@ def test_a_share_of_the_windows_is_read(lm, corpus, lens, tmp_path, monkeypatch)
     assert 0.01 < len(drawn(np.arange(10**5), 0.02).nonzero()[0]) / 10**5 < 0.03
     with pytest.raises(InputError, match=r"no window .* --positions 1e-07"):
         build_index(lm.model, lm.head, corpus, tmp_path / "none", replace(OPTIONS, positions=1e-7))
+
+
+@torch.no_grad()
+def test_nearest_positions_of_other_documents_equal_brute_force(lm, monkeypatch):
+    monkeypatch.setattr(cells_module, "MOST_OF_A_RANGE", 10**9)
+    cells, head, corpus, weight = lm.lens.cells, lm.head, lm.lens.corpus, weight_of(lm.model)
+    records, (cell, tokens) = cells.records(np.arange(len(cells))), cells_and_tokens(cells)
+    document = int(corpus.split("train")[5])
+    start, length = int(corpus.starts[document]) + 3, 12
+    ids = torch.from_numpy(corpus.tokens(start, length).astype(np.int64))
+    z = lm.model.model(input_ids=ids[None]).last_hidden_state[0]
+    others = np.array([corpus.document_at(p) for p in records["position"].tolist()]) != document
+    expected = []
+    for state, target in zip(normalize(z[:-1]), ids[1:].tolist(), strict=True):
+        routing = head.nearest(state[None])
+        raised = head.prototypes[routing.indices[0]] @ (weight[target] - weight.mean(0)) > 0
+        active = routing.indices[0][(routing.activations[0] > 0) & raised].tolist()
+        matching = np.isin(cell, active) & (tokens == target) & others
+        cosines = cells.codes.states(records[matching]) @ state
+        expected.append(float(cosines.max()) if len(cosines) else -1.0)
+    other = int(corpus.starts[corpus.split("train")[2]]), 7
+    nearest = leave_one_out(cells, lm.model, head, corpus, [other, (start, length)])[6:]
+    np.testing.assert_allclose(nearest, expected, atol=1e-5)
+    assert nearest.max() > 0
+
+
+def test_the_scale_of_a_lens_is_of_its_other_split(lm):
+    scale, corpus = lm.lens.support, lm.lens.corpus
+    assert measure_support(lm.lens.cells, lm.model, lm.head, corpus, "train") == scale
+    assert scale.nearest == sorted(scale.nearest)
+    assert -1 <= scale.median <= 1
+    starts = [start for start, _ in sample_excerpts(corpus, "heldout")]
+    assert starts
+    assert {corpus.document_at(start) for start in starts} <= set(corpus.split("train").tolist())
+
+
+def test_a_directory_that_does_not_say_its_corpus_or_says_otherwise(corpus, tmp_path):
+    for recipe in (None, {"corpus": str(tmp_path / "gone")}, {"corpus": str(corpus.path)}):
+        if recipe:
+            run = {"recipe": recipe, "corpus": {"fingerprint": "x"}}
+            (tmp_path / "training.json").write_text(json.dumps(run))
+        with pytest.raises(InputError, match=r"is not there, or has changed.*--corpus"):
+            training_corpus(tmp_path)
+    # A head's own file comes before the run's.
+    provenance = {"recipe": {"corpus": str(corpus.path)}, "corpus": {}}
+    (tmp_path / "prismlm.json").write_text(json.dumps({"provenance": provenance}))
+    assert training_corpus(tmp_path).name == corpus.name

@@ -1,6 +1,5 @@
 """Cells are written from runs in any order, read back, and refused where they were changed."""
 
-import shutil
 import sys
 from unittest.mock import patch
 
@@ -19,7 +18,6 @@ from prismlm.lens.cells import (
     PARTS,
     Cells,
     Int8Codes,
-    ProductCodes,
     check_codes,
     learn_codes,
     parts_of,
@@ -28,6 +26,7 @@ from prismlm.lens.cells import (
 from tests.helpers.lens_files import write_cells
 
 CELLS, VOCABULARY, WIDTH = 5, 7, 4
+FORMAT = cells_format(WIDTH, VOCABULARY, 2**63)
 
 
 def random_states(count, width, seed=0):
@@ -35,43 +34,34 @@ def random_states(count, width, seed=0):
     return normalize(torch.randn(count, width, generator=generator)).numpy()
 
 
-def random_records(count, seed=0, codes=None):
-    """Records as a scan yields them, in the code of ``codes``, by default int8."""
+def random_records(count, seed=0):
+    """Records as a scan yields them."""
     generator = np.random.default_rng(seed)
-    codes = codes or Int8Codes()
-    name = "int8" if isinstance(codes, Int8Codes) else "pq"
-    cells = cells_format(WIDTH, VOCABULARY, 2**63, name)
-    records = np.empty(count, spooled_type(cells))
+    records = np.empty(count, spooled_type(FORMAT))
     records["cell"] = generator.integers(CELLS, size=count)
     records["token"] = generator.integers(VOCABULARY, size=count)
     records["position"] = generator.permutation(10 * count)[:count]
     records["probability"] = generator.random(count)
     records["read"] = generator.integers(VOCABULARY, size=count)
-    codes.put(random_states(count, WIDTH, seed), records)
+    Int8Codes().put(random_states(count, WIDTH, seed), records)
     return records
 
 
-def write(directory, records, parts, codes="int8"):
+def write(directory, records, parts):
     """Write the records of two parts, cut at the given places."""
     directory.mkdir()
-    split, meta = np.split(records, parts), cells_format(WIDTH, VOCABULARY, 2**63, codes)
+    split = np.split(records, parts)
     runs = [write_run(directory / f"{n}", split[n::2], records.dtype, CELLS) for n in range(2)]
-    entry = write_cells(directory, runs, meta)
+    entry = write_cells(directory, runs, FORMAT)
     for run in runs:
         assert (np.diff(layout.map_file(run.path, run.dtype)["cell"]) >= 0).all()
         run.path.unlink()
     return entry
 
 
-@pytest.fixture
-def opened(tmp_path):
+def test_ranges_equal_brute_force(tmp_path):
     records = random_records(400)
-    return tmp_path / "lens", write(tmp_path / "lens", records, [30, 31, 200]), records
-
-
-def test_ranges_equal_brute_force(opened):
-    directory, meta, records = opened
-    cells = Cells(directory, meta)
+    cells = Cells(tmp_path / "lens", write(tmp_path / "lens", records, [30, 31, 200]))
     assert len(cells) == 400
     pairs = np.array([(c, t) for c in range(CELLS) for t in range(VOCABULARY)])
     ranges = (*cells.ranges(*pairs.T), *cells.ranges_except(*pairs.T))
@@ -116,55 +106,36 @@ def test_runs_of_a_large_file_fit_into_the_addresses_of_a_process(tmp_path):
 def test_ranges_are_few_whatever_the_corpus(tmp_path):
     records = random_records(1)
     run = Run(tmp_path, records.dtype, np.full(50_000, 100))
-    cells = cells_format(WIDTH, VOCABULARY, 2**63)
-    ranges = CellFiles(cells, [run], records.itemsize).ranges
+    ranges = CellFiles(FORMAT, [run], records.itemsize).ranges
     assert [first for first, _ in ranges] == [0, *(last for _, last in ranges[:-1])]
     assert ranges[-1][1] == 50_000
     assert len(ranges) < 5000
 
 
-def test_cosines_are_those_of_the_coded_states(opened):
-    directory, meta, _ = opened
-    cells = Cells(directory, meta)
-    records = cells.records(np.arange(20))
-    states = torch.from_numpy(random_states(3, WIDTH))
-    owner = np.repeat([0, 2], [8, 12])
-    coded = records["scale"].astype(np.float64)[:, None] * records["code"] / 127
-    expected = (coded * states[owner].numpy()).sum(1)
-    cosines = cells.codes.cosines(records, states, owner)
-    np.testing.assert_allclose(cosines, expected, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize(("name", "width"), [("pq", 10), ("pq12", 30)])
-def test_pq_stores_the_nearest_centre_of_each_part(name, width):
-    size, states = PARTS[name], random_states(300, width)
-    codes = ProductCodes.learn(states, name)
-    coded = np.empty(40, record_type(cells_format(width, VOCABULARY, 9, name)))
-    codes.put(states[:40], coded)
-    padded = np.zeros((40, size * parts_of(width, name)))
-    padded[:, :width] = states[:40]
-    for state, code in zip(padded, coded["code"], strict=True):
-        for part, centres in enumerate(codes.centres):
-            distances = ((centres - state[size * part : size * part + size]) ** 2).sum(1)
-            assert distances[code[part]] == pytest.approx(distances.min(), abs=1e-6)
-    by_hand = np.stack(
-        [np.concatenate([codes.centres[p, c] for p, c in enumerate(row)]) for row in coded["code"]]
-    )[:, :width]
-    by_hand /= np.linalg.norm(by_hand, axis=1, keepdims=True)
+@pytest.mark.parametrize(
+    ("name", "width", "count"),
+    [("int8", 10, 300), ("pq", 10, 300), ("pq12", 30, 300), ("pq", 4, 3)],
+)
+def test_coded_states_and_their_cosines(name, width, count, tmp_path):
+    """Product quantisation stores the nearest center of each part, learned from few states too."""
+    states = random_states(count, width)
+    codes = Int8Codes() if name == "int8" else learn_codes(tmp_path, name, states)
+    coded = np.empty(len(states := states[:40]), record_type(cells_format(width, 7, 9, name)))
+    codes.put(states, coded)
+    if name == "int8":
+        by_hand = coded["scale"].astype(np.float64)[:, None] * coded["code"] / 127
+    else:
+        size, parts, code = PARTS[name], parts_of(width, name), coded["code"]
+        padded = np.pad(states, ((0, 0), (0, size * parts - width))).reshape(-1, parts, 1, size)
+        distances = ((codes.centres - padded) ** 2).sum(3)
+        nearest = np.take_along_axis(distances, code[:, :, None].astype(int), 2)[:, :, 0]
+        np.testing.assert_allclose(nearest, distances.min(2), atol=1e-6)
+        by_hand = codes.centres[np.arange(parts), code].reshape(len(code), -1)[:, :width]
+        by_hand /= np.linalg.norm(by_hand, axis=1, keepdims=True)
     np.testing.assert_allclose(codes.states(coded), by_hand, atol=1e-6)
-    owner = np.repeat([1, 2, 4], [10, 25, 5])
-    cosines = codes.cosines(coded, torch.from_numpy(states[:6]), owner)
-    np.testing.assert_allclose(cosines, (by_hand * states[owner]).sum(1), atol=1e-6)
-
-
-def test_pq_of_few_positions(tmp_path):
-    codes = learn_codes(tmp_path, "pq", random_states(3, WIDTH))
-    meta = write(tmp_path / "lens", random_records(3, codes=codes), [], codes="pq")
-    shutil.copy(tmp_path / layout.CELL_CENTRES_FILE, tmp_path / "lens")
-    cells = Cells(tmp_path / "lens", meta)
-    states = cells.codes.states(cells.records(np.arange(3)))
-    assert states.shape == (3, WIDTH)
-    assert torch.isfinite(states).all()
+    owner = np.sort(np.arange(len(coded)) % 3)
+    cosines = codes.cosines(coded, torch.from_numpy(states[:3]), owner)
+    np.testing.assert_allclose(cosines, (by_hand * states[owner]).sum(1), rtol=1e-4, atol=1e-6)
 
 
 def test_a_missing_library_is_named(monkeypatch):

@@ -8,7 +8,7 @@ import pytest
 
 import prismlm
 from prismlm.corpus import build_corpus
-from prismlm.errors import StaleLensError
+from prismlm.errors import InputError, StaleLensError
 from prismlm.lens import store
 from prismlm.lens.build import IndexOptions, build_index
 from prismlm.lens.lens import OwnText, inspect_lens, joined, sentence_around, verdict
@@ -49,7 +49,9 @@ def test_every_document_is_that_of_the_corpus(model, request):
         assert np.array_equal(source.spans(number), corpus.spans(other))
 
 
-def test_a_model_without_its_corpus_answers_the_same(tiny_model, tmp_path):
+def test_a_model_without_its_corpus_answers_the_same_and_finds_it_again(
+    tiny_model, tiny_corpus, small_corpus, tmp_path
+):
     text = "The patient was given a dose of the drug"
     copy = shutil.copytree(tiny_model, tmp_path / "model")
     change_meta(copy / "lens" / "sample", corpus_path="/another/machine")
@@ -60,17 +62,12 @@ def test_a_model_without_its_corpus_answers_the_same(tiny_model, tmp_path):
     assert trace.to_dict(against=3) | same == expected.to_dict(against=3) | same
     assert trace.passages()[0].text
     assert trace.passages()[0].also == expected.passages()[0].also
-
-
-def test_a_corpus_that_was_moved_is_found_again(tiny_model, tiny_corpus, small_corpus, tmp_path):
-    copy = shutil.copytree(tiny_model, tmp_path / "model")
-    change_meta(copy / "lens" / "sample", corpus_path="/another/machine")
     moved = shutil.copytree(tiny_corpus, tmp_path / "moved")
     assert prismlm.load(copy, corpus=moved).lens.corpus.path == moved
-    with pytest.raises(prismlm.errors.InputError, match="is not the corpus that the lens sample"):
+    with pytest.raises(InputError, match="is not the corpus that the lens sample"):
         prismlm.load(copy, corpus=small_corpus)
     shutil.rmtree(copy / "lens")
-    with pytest.raises(prismlm.errors.InputError, match="has no lens"):
+    with pytest.raises(InputError, match="has no lens"):
         prismlm.load(copy, corpus=moved)
 
 
@@ -114,20 +111,14 @@ def test_a_table_of_another_lens_is_not_read(tiny_model, tmp_path, monkeypatch, 
 
 
 def test_a_lens_says_whether_it_had_enough_text():
-    assert [verdict(at, 4, filled, 2)[0] for at, filled in ((0.5, 4), (0.51, 4), (0.5, 3))] == [
-        True,
-        False,
-        False,
-    ]
+    cases = {(0.5, 4): True, (0.51, 4): False, (0.5, 3): False}
+    assert {(at, filled): verdict(at, 4, filled, 2)[0] for at, filled in cases} == cases
 
 
 def test_a_lens_says_what_licences_its_text_has(lm):
-    lens = lm.lens
-    found = {one["license"]: one["share"] for one in inspect_lens(lens)["licenses"]}
-    records = lens.cells.records(np.arange(len(lens.cells)))
-    numbers, counts = np.unique(lens.cells.document_of(records["position"]), return_counts=True)
-    shares = Counter()
-    for number, count in zip(numbers.tolist(), counts.tolist(), strict=True):
-        shares[lens.cells.facts(number)["license"] or "(unknown)"] += count / len(records)
+    cells, shares = lm.lens.cells, Counter()
+    found = {one["license"]: one["share"] for one in inspect_lens(lm.lens)["licenses"]}
+    for number in cells.document_of(cells.records(np.arange(len(cells)))["position"]).tolist():
+        shares[cells.facts(number)["license"] or "(unknown)"] += 1 / len(cells)
     assert found == pytest.approx(shares)
     assert list(found.values()) == sorted(found.values(), reverse=True)

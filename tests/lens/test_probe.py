@@ -3,6 +3,7 @@
 import copy
 from pathlib import Path
 
+import peft
 import pytest
 import torch
 
@@ -40,9 +41,7 @@ def test_a_decoder_of_our_own_and_its_copy_in_half_precision(corpus, preset):
         probe.check(model, LENS)
 
 
-def test_an_adapter_counts_where_it_is_on(corpus):
-    import peft
-
+def test_adapters_uncertainty_feedback_and_vocabulary_are_part_of_a_model(corpus):
     model = families.build("llama")
     probe = probe_of(model, corpus)
     adapted = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["q_proj"]))
@@ -54,20 +53,12 @@ def test_an_adapter_counts_where_it_is_on(corpus):
         probe.check(adapted, LENS)
     with adapted.disable_adapter():
         probe.check(adapted, LENS)
-
-
-def test_uncertainty_feedback_is_part_of_a_model(corpus):
-    model = families.build("llama")
-    plain = probe_of(model, corpus)
-    feedback = attach_uncertainty(model, levels=16)
+    plain = families.build("llama")
+    feedback = attach_uncertainty(plain, levels=16)
     torch.nn.init.normal_(feedback.embedding.weight)
     with pytest.raises(StaleLensError):
-        plain.check(model, LENS)
-    probe_of(model, corpus).check(model, LENS)
-
-
-def test_a_model_of_fewer_tokens_is_refused(corpus):
-    probe = probe_of(families.build("llama"), corpus)
+        probe.check(plain, LENS)
+    probe_of(plain, corpus).check(plain, LENS)
     config = families.FAMILIES["llama"]()
     config.vocab_size = 100
     with pytest.raises(StaleLensError, match="does not fit"):

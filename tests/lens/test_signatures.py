@@ -1,21 +1,11 @@
 """The tokens that tell a prototype: by hand, and against the equation written out."""
 
-from collections import Counter
-
 import numpy as np
-import pyarrow.parquet as pq
 import pytest
 import torch
 
-from prismlm.corpus import Corpus
 from prismlm.corpus.pieces import token_alone
-from prismlm.lens import layout
 from prismlm.lens.signatures import signatures_of, top_signatures
-
-
-@pytest.fixture(scope="module")
-def corpus(tiny_corpus):
-    return Corpus.open(tiny_corpus)
 
 
 def signatures(lm, raised, seen=5):
@@ -57,17 +47,16 @@ def test_variants_of_a_word_take_one_place(lm):
     assert sorted(found.ids[0, :2].tolist()) == sorted([20, variants[1]])
 
 
-def test_a_lens_has_what_the_equation_says(lm, tiny_model, corpus):
+def test_a_lens_has_what_the_equation_says(lm):
     """Loops over the tiny model's prototypes and tokens, in float64."""
     head, weight = lm.head, lm.model.get_output_embeddings().weight.detach().double()
     prototypes = head.prototypes.detach().double()
     unit = prototypes / prototypes.norm(dim=1, keepdim=True)
     logits = unit @ weight.T
-    seen = Counter(corpus.tokens(0, corpus.num_tokens).tolist())
     z = (logits - logits.mean(0)) / logits.std(0, correction=0)
-    rows = pq.read_table(tiny_model / "lens" / "sample" / layout.PROTOTYPES_FILE).to_pylist()
-    counts = np.bincount(corpus.tokens(0, corpus.num_tokens), minlength=len(weight))
-    found = signatures_of(lm.model, head, corpus, counts)
+    rows, corpus = lm.lens.prototypes.to_pylist(), lm.lens.corpus
+    seen = np.bincount(corpus.tokens(0, corpus.num_tokens), minlength=len(weight))
+    found = signatures_of(lm.model, head, corpus, seen)
     for number in range(0, len(rows), 7):
         raised = (float(head.scale.detach()) * weight @ prototypes[number]).tolist()
         deviates = z[number].tolist()

@@ -6,6 +6,7 @@ import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -133,7 +134,7 @@ def test_cells_in_ranges_equal_those_of_one_file(lm, short_corpus, tmp_path, cop
 
     for several in lenses[1:]:
         assert all(map(np.array_equal, answers(one), answers(several.cells)))
-    name = layout.cell_files(1, 3)[0]
+    name = "cells-00001.npy"
     (paths[1] / name).write_bytes((paths[1] / name).read_bytes()[:-5])
     with pytest.raises(FormatError, match=name):
         Cells(paths[1], lenses[1].meta.cells)
@@ -214,10 +215,10 @@ def test_a_file_that_is_cut_or_damaged(tiny_model, address, s3):
             inspect_lens(prismlm.load(tiny_model, lens=address).lens)
 
 
-def test_the_cache_is_bounded(in_memory, monkeypatch):
+def test_ranges_are_read_through_a_bounded_cache(lm, in_memory, copies, monkeypatch):
     monkeypatch.setenv(store.CACHE_VARIABLE, "1")
     files = StoredFiles(in_memory)
-    files.read_meta()
+    meta = files.read_meta()
     (cells,) = files.arrays(layout.CELLS_FILE)
     read = files.bytes_read
     assert len(cells[:]) == len(cells)
@@ -228,61 +229,46 @@ def test_the_cache_is_bounded(in_memory, monkeypatch):
     before, last = files.requests, np.arange(len(cells) - 5, len(cells))
     assert len(cells.take(last)) == 5
     assert files.requests == before
+    # Of documents, the footer, and then columns and row groups.
+    opened, expected = Cells(files, meta.cells), lm.lens.cells
+    monkeypatch.setattr(store, "GAP", 0)
+    assert len(opened.documents) == len(expected.documents)
+    read = files.bytes_read
+    assert np.array_equal(opened.starts, expected.starts)
+    for column in ("source", "license"):
+        assert opened.keys(column).names == expected.keys(column).names
+    assert files.bytes_read - read < meta.files[layout.CELL_DOCUMENTS_FILE]["bytes"] / 2
+    assert opened.facts(3) == expected.facts(3)
+    assert not [*copies.rglob(layout.CELL_DOCUMENTS_FILE)]
     monkeypatch.setenv(store.CACHE_VARIABLE, "a lot")
     with pytest.raises(InputError, match="PRISMLM_LENS_CACHE_MB"):
         StoredFiles(in_memory)
-
-
-def test_documents_in_a_store_are_read_by_columns_and_rows(lm, in_memory, copies, monkeypatch):
-    files = StoredFiles(in_memory)
-    meta = files.read_meta()
-    cells = Cells(files, meta.cells)
-    size = meta.files[layout.CELL_DOCUMENTS_FILE]["bytes"]
-    monkeypatch.setattr(store, "GAP", 0)
-    assert len(cells.documents) == len(lm.lens.cells.documents)  # of the footer
-    before = files.bytes_read
-    assert np.array_equal(cells.starts, lm.lens.cells.starts)
-    for column in ("source", "license"):
-        assert cells.keys(column).names == lm.lens.cells.keys(column).names
-    assert files.bytes_read - before < size / 2
-    assert cells.facts(3) == lm.lens.cells.facts(3)
-    assert not [*copies.rglob(layout.CELL_DOCUMENTS_FILE)]
-
-
-class HalfWay:
-    """A store in memory that fails from some request on, or gives less than was asked for."""
-
-    def __init__(self, store, after, error=None):
-        self._store, self.left, self._error = store, after, error
-        self.info, self.invalidate_cache = store.info, store.invalidate_cache
-
-    def cat_file(self, path, start=None, end=None):
-        data = self._store.cat_file(path, start=start, end=end)
-        self.left -= 1
-        if self.left >= 0:
-            return data
-        if self._error is not None:
-            raise self._error
-        return data[: len(data) // 2]
-
-    def get_file(self, path, to):
-        Path(to).write_bytes(self.cat_file(path))
 
 
 def test_a_store_that_fails_half_way(lm, copies, in_memory):
     """After any number of requests, the error names the file; no half copy stays."""
 
     def requests_left(after):
-        files, error = (
-            StoredFiles(in_memory),
-            [None, OSError("gone"), RuntimeError("cut")][after % 3],
-        )
-        files._fs = HalfWay(files._fs, after, error)
+        files, left = StoredFiles(in_memory), iter(range(after))
+        memory, error = files._fs, [None, OSError("gone"), RuntimeError("cut")][after % 3]
+
+        def cat_file(path, start=None, end=None):
+            data = memory.cat_file(path, start=start, end=end)
+            if next(left, None) is not None:
+                return data
+            if error is not None:
+                raise error
+            return data[: len(data) // 2]
+
+        def get_file(path, to):
+            Path(to).write_bytes(cat_file(path))
+
+        files._fs = Mock(wraps=memory, cat_file=cat_file, get_file=get_file)
         cells = Cells(files, files.read_meta().cells)
         cells.records(np.arange(5))
         assert cells.facts(3)["doc_id"]
         files.check([layout.INDEX_FILE])
-        return files._fs.left
+        return len([*left])
 
     needed = 1000 - requests_left(1000)
     assert needed > 4

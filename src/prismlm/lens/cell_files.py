@@ -148,7 +148,7 @@ class CellFiles:
     def write(self, directory: Path, number: int, progress: Reporter = SILENT) -> None:
         """Write the files of one range."""
         first, last = self.ranges[number]
-        names = layout.cell_files(number, len(self.ranges))
+        names = layout.numbered(layout.CELL_FILES, len(self.ranges))[3 * number :][:3]
         stored, written = record_type(self.meta), 0
         rows = int(self.counts[first:last].sum())
         with (

@@ -127,25 +127,6 @@ class ProductCodes:
         inside = pad(torch.ones(width), (0, -width % part)).view(parts, 1, part)
         self._squares = (self._table * inside).square().sum(2).flatten()
 
-    @classmethod
-    def learn(cls, sample: np.ndarray, name: str = "pq") -> ProductCodes:
-        """Learn centers from states, float32 [n, d], n ≥ 1; deterministic."""
-        faiss, width, part = _faiss(), sample.shape[1], PARTS[name]
-        parts = parts_of(width, name)
-        # faiss needs as many states as centers: repeat a smaller sample.
-        sample = np.resize(sample, (max(len(sample), CENTRES), width))
-        quantiser = faiss.ProductQuantizer(part * parts, parts, 8)
-        quantiser.cp.min_points_per_centroid = 1  # no warning for small corpora
-        threads = faiss.omp_get_max_threads()
-        # Sums depend on the number of threads.
-        faiss.omp_set_num_threads(1)
-        try:
-            quantiser.train(_padded(sample, part))
-        finally:
-            faiss.omp_set_num_threads(threads)
-        centres = faiss.vector_to_array(quantiser.centroids)
-        return cls(width, centres.reshape(parts, CENTRES, part))
-
     def states(self, records: np.ndarray) -> Tensor:
         """Return the concatenated centers, normalised: float32 [n, d]."""
         centres = self._table.flatten(0, 1)[torch.from_numpy(records["code"]).long() + self._first]
@@ -169,9 +150,9 @@ class ProductCodes:
 
     @cached_property
     def _quantiser(self) -> Any:
-        faiss, (parts, _, part) = _faiss(), self.centres.shape
-        quantiser = faiss.ProductQuantizer(part * parts, parts, 8)
-        faiss.copy_array_to_vector(self.centres.ravel(), quantiser.centroids)
+        parts, _, part = self.centres.shape
+        quantiser = _faiss().ProductQuantizer(part * parts, parts, 8)
+        _faiss().copy_array_to_vector(self.centres.ravel(), quantiser.centroids)
         return quantiser
 
     def put(self, states: np.ndarray, into: np.ndarray) -> None:
@@ -188,10 +169,25 @@ def parts_of(width: int, name: str = "pq") -> int:
 
 
 def learn_codes(directory: Path, name: str, states: np.ndarray) -> ProductCodes:
-    """Learn the centers of product quantisation from states, and save them."""
-    codes = ProductCodes.learn(states, name)
-    np.save(directory / layout.CELL_CENTRES_FILE, codes.centres)
-    return codes
+    """Learn the centers of product quantisation, and save them; deterministic.
+
+    ``states`` are float32 [n, d], n ≥ 1.
+    """
+    faiss, width, part = _faiss(), states.shape[1], PARTS[name]
+    parts = parts_of(width, name)
+    quantiser = faiss.ProductQuantizer(part * parts, parts, 8)
+    quantiser.cp.min_points_per_centroid = 1  # no warning for small corpora
+    threads = faiss.omp_get_max_threads()
+    # Sums depend on the number of threads.
+    faiss.omp_set_num_threads(1)
+    try:
+        # faiss needs as many states as centers: repeat a smaller sample.
+        quantiser.train(_padded(np.resize(states, (max(len(states), CENTRES), width)), part))
+    finally:
+        faiss.omp_set_num_threads(threads)
+    centres = faiss.vector_to_array(quantiser.centroids).reshape(parts, CENTRES, part)
+    np.save(directory / layout.CELL_CENTRES_FILE, centres)
+    return ProductCodes(width, centres)
 
 
 def check_codes(name: str) -> CodeName:
@@ -274,7 +270,7 @@ class Cells:
         self.codes = open_codes(self._files.path, self.meta.codes, self.meta.width)
         self._dtype = record_type(self.meta)
         stored = meta.get("ranges") or [{"first_cell": 0, "rows": self.meta.rows}]
-        names = [name for i in range(len(stored)) for name in layout.cell_files(i, len(stored))]
+        names = layout.numbered(layout.CELL_FILES, len(stored))
         self._files.check(names)
         arrays = iter(self._files.arrays(*names))
         self._first_keys = np.array([part["first_cell"] * self.meta.vocabulary for part in stored])
@@ -283,7 +279,9 @@ class Cells:
         self._document_files = meta.get("document_files", 1)
         # The values of a column of the documents, and the share of each in all positions.
         self.keys = cache(lambda column: Keys.from_chunks(self.documents.chunks(column)))
-        self.base_rates = cache(self._rates_of)
+        self.base_rates = cache(
+            lambda column: np.bincount(self.keys(column).codes, self.document_rates)
+        )
         # doc_id, source, domain, license, title and url of a document.
         self.facts = lru_cache(CACHED_FACTS)(lambda row: self.documents.row(row, FACT_NAMES))
 
@@ -350,7 +348,7 @@ class Cells:
     @cached_property
     def documents(self) -> ParquetTable:
         """One row per document that was read, in corpus order."""
-        names = layout.document_files(self._document_files)
+        names = layout.numbered([layout.CELL_DOCUMENTS_FILE], self._document_files)
         self._files.check(names)
         files = {f"{self._files.address}/{name}": self._files.table_file(name) for name in names}
         return ParquetTable(files, DOCUMENT_SCHEMA, layout.REBUILD)
@@ -410,9 +408,6 @@ class Cells:
         # The last token of a document has no position.
         weights = self.lengths - 1
         return weights / max(1, weights.sum())
-
-    def _rates_of(self, column: str) -> np.ndarray:
-        return np.bincount(self.keys(column).codes, self.document_rates)
 
     def sizes(self, cells: int) -> np.ndarray:
         """Return the number of positions in each of K cells, int64 [K]."""
@@ -498,13 +493,6 @@ def group_members(sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the group of each member of groups of some sizes, and its number within the group."""
     group = np.repeat(np.arange(len(sizes)), sizes)
     return group, np.arange(len(group)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-
-
-def nearest_of(values: np.ndarray, owner: np.ndarray, count: int) -> np.ndarray:
-    """Return the largest value of each owner, −1 if it has none: float32 [count]."""
-    nearest = np.full(count, -1, dtype=np.float32)
-    np.maximum.at(nearest, owner, values)
-    return nearest
 
 
 def largest(values: np.ndarray, limit: int) -> np.ndarray:

@@ -213,16 +213,11 @@ def damaged(path: Path | str, why: object) -> FormatError:
     return FormatError(f"{path} is damaged ({why}). Build again what it belongs to.")
 
 
-def cell_files(number: int, count: int) -> list[str]:
-    """Return the names of the three files of one of ``count`` ranges of cells."""
-    suffix = f"-{number:05d}.npy" if count > 1 else ".npy"
-    return [name.removesuffix(".npy") + suffix for name in CELL_FILES]
-
-
-def document_files(count: int) -> list[str]:
-    """Return the names of the ``count`` files of the table of documents."""
-    name = CELL_DOCUMENTS_FILE
-    return [name.replace(".", f"-{n:05d}.") for n in range(count)] if count > 1 else [name]
+def numbered(names: Sequence[str], count: int) -> list[str]:
+    """Return the names of files of which there are ``count``: with numbers if they are several."""
+    if count == 1:
+        return list(names)
+    return [name.replace(".", f"-{n:05d}.") for n in range(count) for name in names]
 
 
 @contextmanager

@@ -19,7 +19,7 @@ import torch
 from transformers import PreTrainedModel
 
 from prismlm.layers import PrototypeHead
-from prismlm.lens.cells import Cells, nearest_of, neighbours
+from prismlm.lens.cells import Cells, neighbours
 from prismlm.models.seam import last_states
 from prismlm.models.sidecar import weight_of
 from prismlm.ops.prototype_head.routing import inverse_norms
@@ -96,7 +96,7 @@ def leave_one_out(
     """Return the nearest cosine, in other documents, of each prediction of some excerpts.
 
     An excerpt is the global position of its first token and its length, within one document; all
-    tokens but the first are predicted: float32 [Σ (length − 1)].
+    tokens but the first are predicted: float32 [Σ (length − 1)], −1 without such a position.
     """
     texts = [corpus.read_tokens(*excerpt).tolist() for excerpt in excerpts]
     counts = [len(text) - 1 for text in texts]
@@ -113,4 +113,6 @@ def leave_one_out(
     owner = query[near.pair]
     starts = [int(corpus.starts[corpus.document_at(start)]) for start, _ in excerpts]
     others = cells.starts[cells.document_of(near.position)] != np.repeat(starts, counts)[owner]
-    return nearest_of(near.cosine[others], owner[others], len(tokens))
+    nearest = np.full(len(tokens), -1, dtype=np.float32)
+    np.maximum.at(nearest, owner[others], near.cosine[others])
+    return nearest
