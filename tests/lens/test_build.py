@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch.nn.functional import normalize
 
-from prismlm.corpus import Corpus, build_corpus
+from prismlm.corpus import build_corpus
 from prismlm.corpus.windows import document_windows
 from prismlm.errors import InputError, StaleLensError
 from prismlm.lens import cells as cells_module
@@ -31,9 +31,9 @@ OPTIONS = IndexOptions(contexts=CONTEXTS, window=WINDOW, stride=STRIDE, split="h
 
 
 @pytest.fixture(scope="module")
-def corpus(tiny_corpus):
+def corpus(lm):
     """Held-out text enough for windows and padding of every kind, to be indexed over and over."""
-    return Corpus.open(tiny_corpus)
+    return lm.lens.corpus
 
 
 @pytest.fixture(scope="module")
@@ -194,22 +194,21 @@ def test_a_share_of_the_windows_is_read(lm, corpus, lens, tmp_path, monkeypatch)
     )
     windows = corpus.split("heldout"), corpus.starts, corpus.lengths, WINDOW, STRIDE, corpus.prefix
     grid = document_windows(*windows)
-    starts = grid.start[drawn(grid.start, 0.3)]
-    assert 0.15 * len(grid) < len(starts) < 0.45 * len(grid)
-    assert sorted(torch.cat([batch.positions[:, 0] for batch in read]).tolist()) == starts.tolist()
+    some_of = grid.take(drawn(grid.start, 0.3))
+    assert 0.15 * len(grid) < len(some_of) < 0.45 * len(grid)
+    starts = torch.cat([batch.positions[:, 0] for batch in read])
+    assert sorted(starts.tolist()) == some_of.start.tolist()
     cells, records = cells_of(lm, some)
-    ends = np.append(corpus.starts, corpus.num_tokens)[1:]
-    expected = [
-        position
-        for start, skip, length in zip(grid.start, grid.skip, grid.length, strict=True)
-        if start in starts
-        for position in range(start + skip, start + length)
-        if position + 1 not in ends
-    ]
-    assert sorted(records["position"].tolist()) == sorted(expected)
+    spans = some_of.start + some_of.skip, some_of.start + some_of.length
+    owned = np.concatenate([np.arange(*span) for span in zip(*spans, strict=True)])
+    # The last token of a document predicts nothing.
+    expected = np.setdiff1d(owned, np.append(corpus.starts, corpus.num_tokens) - 1)
+    assert sorted(records["position"].tolist()) == expected.tolist()
     meta = layout.read_meta(some)
     assert (cells.meta.share, meta.tokens) == (0.3, len(expected))
-    assert set(pq.read_table(some / layout.INDEX_FILE)["position"].to_pylist()) <= set(expected)
+    assert set(pq.read_table(some / layout.INDEX_FILE)["position"].to_pylist()) <= set(
+        expected.tolist()
+    )
     assert 0.01 < len(drawn(np.arange(10**5), 0.02).nonzero()[0]) / 10**5 < 0.03
     with pytest.raises(InputError, match=r"no window .* --positions 1e-07"):
         build_index(lm.model, lm.head, corpus, tmp_path / "none", replace(OPTIONS, positions=1e-7))

@@ -1,5 +1,6 @@
 """An index in parts, by any workers and after any failure, equals that of one process."""
 
+import copy
 import json
 import os
 import pickle
@@ -21,7 +22,6 @@ import torch
 
 from prismlm.corpus import Corpus, build_corpus
 from prismlm.errors import FormatError, InputError, Interrupted, PrismError
-from prismlm.layers import PrototypeHead
 from prismlm.lens import assembly, layout, scan, suffixes
 from prismlm.lens.build import IndexPart, build_index, index_in_parts, write_lens
 from prismlm.lens.cell_files import CellFiles
@@ -30,12 +30,11 @@ from prismlm.lens.layout import INDEX_FILE, INDEX_SCHEMA, read_meta
 from prismlm.lens.options import IndexOptions, Shard
 from prismlm.lens.store import LensFiles
 from prismlm.models.checkpoint import load_checkpoint
-from prismlm.models.presets import build_config, build_model
 from prismlm.parts import Parts
 from prismlm.progress import Reporter
 from tests.helpers.file_limit import limit_files, limit_lifted_after
 from tests.helpers.interrupted import InterruptAfter, wait_for
-from tests.helpers.mixer_models import save_with_head
+from tests.helpers.mixer_models import make_llama, save_with_head
 
 OPTIONS = IndexOptions(contexts=4, window=64, stride=48, split="all")
 RANGES = {"positions": 0.5, "range_bytes": 20_000}
@@ -60,22 +59,13 @@ def make_corpus(directory, seed=0):
     return build_corpus([source], directory / "corpus", vocab_size=300, heldout_fraction=0.2)
 
 
-def make_model(corpus, seed=0):
-    """Return a tiny model and head that are not trained."""
-    torch.manual_seed(seed)
-    config = build_config({"preset": "llama-tiny"}, len(corpus.tokenizer), corpus.eos_token_id)
-    model, head = build_model(config).eval(), PrototypeHead(config.hidden_size, 48, 4)
-    head.reset_parameters()
-    return model, head
-
-
 @pytest.fixture(scope="module")
 def inputs(tmp_path_factory):
     """The directories of a model and a corpus."""
     directory = tmp_path_factory.mktemp("inputs")
     corpus = make_corpus(directory)
-    model = save_with_head(make_model(corpus)[0], corpus.tokenizer, directory / "model")
-    return model, corpus.path
+    model = make_llama(len(corpus.tokenizer))
+    return save_with_head(model, corpus.tokenizer, directory / "model"), corpus.path
 
 
 @pytest.fixture(scope="module")
@@ -225,10 +215,12 @@ def test_a_full_disk_leaves_nothing_half_written(build, whole, tmp_path):
 def test_another_input_is_refused_and_named(build, opened, whole, tmp_path):
     first, second = {"shard": Shard(0, 2)}, {"shard": Shard(1, 2)}
     build(**first)
-    corpus, text = opened[2], make_corpus(tmp_path / "other", seed=3)
+    text, (other, head, _) = make_corpus(tmp_path / "other", seed=3), copy.deepcopy(opened)
+    for parameter in (other.lm_head.weight, head.prototypes):
+        parameter.data *= 2
     for changed, match in (
         ({"contexts": 5, **first}, r"contexts: 4 → 5.*--overwrite"),
-        ({"inputs": (*make_model(corpus, seed=1), corpus), **first}, r"model: .* → .*prototypes: "),
+        ({"inputs": (other, head, opened[2]), **first}, r"model: .* → .*prototypes: "),
         ({"inputs": (*opened[:2], text), **first}, "corpus: "),
         ({"shard": Shard(0, 3)}, "shards: 2 → 3"),
     ):
@@ -246,15 +238,13 @@ def test_another_input_is_refused_and_named(build, opened, whole, tmp_path):
 
 
 def test_bad_input_is_refused_and_leaves_nothing(build, opened, tmp_path):
-    broken, head = make_model(opened[2])
-    with torch.no_grad():
-        broken.get_output_embeddings().weight[:] = torch.nan
-        broken.model.norm.weight[0] = torch.nan
+    broken = copy.deepcopy(opened)
+    broken[0].model.norm.weight.data[0] = torch.nan
     for changed, words in (
         ({"stride": 65}, "--stride is 65: .* from 1 to 64"),
         ({"contexts": 0}, "--contexts is 0"),
         ({"shard": Shard(2, 2)}, "the part to read is 2: .* from 0 to 1"),
-        ({"inputs": (broken, head, opened[2])}, "not finite"),
+        ({"inputs": broken}, "not finite"),
     ):
         with pytest.raises(InputError, match=words):
             build(**changed)

@@ -52,24 +52,14 @@ def test_scan_windows_equals_brute_force(monkeypatch, length, threshold, tile):
     assert len(candidates) == len(scan.cosine)
 
 
-class Decoder(nn.Module):
-    """An output embedding alone, which is what likelihoods ask of a model."""
-
-    def __init__(self, bias):
-        super().__init__()
-        self.head = nn.Linear(32, 700, bias=bias)
-
-    def get_output_embeddings(self):
-        return self.head
-
-
 @pytest.mark.parametrize("bias", [False, True])
 @torch.no_grad()
 def test_the_probability_of_the_next_token(bias):
     torch.manual_seed(bias)
-    model, z = Decoder(bias), torch.randn(400, 32)
+    model, head, z = nn.Module(), nn.Linear(32, 700, bias=bias), torch.randn(400, 32)
+    model.get_output_embeddings = lambda: head
     tokens = torch.randint(700, (400,))
-    expected = model.head(z).softmax(-1).gather(1, tokens[:, None])[:, 0]
+    expected = head(z).softmax(-1).gather(1, tokens[:, None])[:, 0]
     torch.testing.assert_close(probabilities(model, z, tokens), expected)
     half = probabilities(model, z, tokens, bf16=True)
     torch.testing.assert_close(half, expected, rtol=0.03, atol=0)

@@ -103,9 +103,7 @@ def merged(runs: Sequence[Run], first: int, last: int) -> Iterator[np.ndarray]:
         # A single cell that is too large: a few next tokens at a time.
         columns = [np.array(part["token"]) for part in parts]
         size = 1 + max(int(column[-1]) for column in columns if len(column))
-        tokens = np.zeros(size, np.int64)
-        for column in columns:
-            tokens += np.bincount(column, minlength=size)
+        tokens: Any = sum(np.bincount(column, minlength=size) for column in columns)
         for pair in grouped(tokens, most):
             rows = [slice(*np.searchsorted(column, pair)) for column in columns]
             yield _sorted([part[some] for part, some in zip(parts, rows, strict=True)], dtype)
@@ -113,7 +111,7 @@ def merged(runs: Sequence[Run], first: int, last: int) -> Iterator[np.ndarray]:
 
 def _sorted(parts: Sequence[np.ndarray], dtype: np.dtype) -> np.ndarray:
     records = np.concatenate([np.empty(0, dtype), *parts])
-    return records[np.lexsort([records[name] for name in ("position", "token", "cell")])]
+    return records.take(np.lexsort([records[name] for name in ("position", "token", "cell")]))
 
 
 def grouped(counts: np.ndarray, most: int) -> Iterator[tuple[int, int]]:
@@ -160,8 +158,7 @@ class CellFiles:
             for records in merged(self.runs, first, last):
                 key = records["cell"].astype(np.int64) * self.meta.vocabulary + records["token"]
                 keys, starts = np.unique(key, return_index=True)
-                data = records.view(np.uint8).reshape(-1, records.itemsize)[:, -stored.itemsize :]
-                append(np.ascontiguousarray(data).view(stored)[:, 0])
+                append(records[list(stored.names or ())])
                 append_keys(keys)
                 append_starts(starts + written)
                 written += len(records)

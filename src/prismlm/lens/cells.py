@@ -325,24 +325,20 @@ class Cells:
 
     def _by_range(
         self, firsts: np.ndarray, values: np.ndarray
-    ) -> Iterator[tuple[CellRange, np.ndarray | slice]]:
-        """Yield ranges with those of some keys or rows that lie in them."""
-        if len(self._ranges) == 1:
-            yield self._ranges[0], slice(None)
-            return
+    ) -> Iterator[tuple[CellRange, np.ndarray]]:
+        """Yield ranges with the indices of the keys or rows that lie in them."""
         number = np.searchsorted(firsts, values, side="right") - 1
         for i in np.unique(number).tolist():
-            yield self._ranges[i], number == i
+            yield self._ranges[i], np.flatnonzero(number == i)
 
     def records(self, rows: np.ndarray) -> np.ndarray:
         """Return copies of records: position, token read there, probability, coded state."""
         if len(self._ranges) == 1:
-            return _take(self._ranges[0].records, rows)
+            return self._ranges[0].records.take(rows)
         result = np.empty(len(rows), self._dtype)
+        # ``put`` and ``take`` copy records whole, an index field by field.
         for part, chosen in self._by_range(self._first_rows, rows):
-            _as_bytes(result)[chosen] = _as_bytes(
-                _take(part.records, rows[chosen] - part.first_row)
-            )
+            result.put(chosen, part.records.take(rows[chosen] - part.first_row))
         return result
 
     @cached_property
@@ -427,18 +423,6 @@ class Cells:
                 keys = part.keys.take(part.starts.searchsorted(rows + 1) - 1)
                 result += np.bincount(keys // self.meta.vocabulary, minlength=cells)
         return result, self.sizes(cells)
-
-
-def _take(array: Any, rows: np.ndarray) -> np.ndarray:
-    """Return copies of the elements of an array of records."""
-    if not isinstance(array, np.ndarray):
-        return array.take(rows)
-    return _as_bytes(array).take(rows, axis=0).view(array.dtype)[:, 0]
-
-
-def _as_bytes(records: np.ndarray) -> np.ndarray:
-    """Return a view of records as bytes, which are copied faster than fields: uint8 [n, bytes]."""
-    return records.view(np.uint8).reshape(-1, records.itemsize)
 
 
 class Neighbours(NamedTuple):

@@ -12,7 +12,7 @@ import os
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import cache, partial
@@ -357,20 +357,19 @@ class StoredArray:
         start, stop, _ = rows.indices(self._rows)
         number = start // self._per_block
         blocks = self._blocks(range(number, -(-stop // self._per_block)))
-        whole = np.concatenate([np.empty((0, self.dtype.itemsize), "u1"), *blocks])
         first = number * self._per_block
-        return whole[start - first : max(start, stop) - first].view(self.dtype)[:, 0]
+        return np.frombuffer(b"".join(blocks), self.dtype)[start - first : max(start, stop) - first]
 
     def take(self, rows: np.ndarray) -> np.ndarray:
         """Return copies of elements, in the order of ``rows``, int64 [m]."""
         number, within = np.divmod(rows, self._per_block)
         order = np.argsort(number, kind="stable")
         distinct, first = np.unique(number[order], return_index=True)
-        result = np.empty((len(rows), self.dtype.itemsize), "u1")
-        parts = np.split(order, first[1:])
+        result, parts = np.empty(len(rows), self.dtype), np.split(order, first[1:])
+        # ``put`` and ``take`` copy records whole, an index field by field.
         for block, chosen in zip(self._blocks(distinct.tolist()), parts, strict=False):
-            result[chosen] = block[within[chosen]]
-        return result.view(self.dtype)[:, 0]
+            result.put(chosen, block.take(within[chosen]))
+        return result
 
     def searchsorted(self, values: np.ndarray) -> np.ndarray:
         """As of ``np.ndarray``, of values [m]: bisection over blocks for all, then within one."""
@@ -384,15 +383,15 @@ class StoredArray:
         result, numbers = low * self._per_block, np.unique(low[high > 0]).tolist()
         for number, block in zip(numbers, self._blocks(numbers), strict=True):
             here = low == number
-            result[here] += block.view(self.dtype)[:, 0].searchsorted(values[here])
+            result[here] += block.searchsorted(values[here])
         return result
 
-    def _blocks(self, numbers: Sequence[int]) -> list[np.ndarray]:
-        """Return blocks, uint8 [n, bytes]: bytes are copied faster than the fields of records."""
-        size, edges = self.dtype.itemsize, [(n, n + 1) for n in numbers]
-        rows = [(a * self._per_block, min(b * self._per_block, self._rows)) for a, b in edges]
-        spans = [(self._offset + a * size, self._offset + b * size) for a, b in rows]
-        return [np.frombuffer(part, "u1").reshape(-1, size) for part in self._read(spans)]
+    def _blocks(self, numbers: Iterable[int]) -> list[np.ndarray]:
+        size = self._per_block * self.dtype.itemsize
+        end = self._offset + self._rows * self.dtype.itemsize
+        starts = [self._offset + number * size for number in numbers]
+        parts = self._read([(start, min(start + size, end)) for start in starts])
+        return [np.frombuffer(part, self.dtype) for part in parts]
 
 
 def joined(spans: Sequence[tuple[int, int]]) -> list[list[tuple[int, int]]]:
