@@ -201,14 +201,13 @@ def test_a_signal_keeps_finished_parts_and_says_how_to_resume(build, whole, tmp_
 
 
 def test_a_full_disk_leaves_nothing_half_written(build, whole, tmp_path):
-    out = tmp_path / "lens"
     with (
         limit_lifted_after(),
         pytest.raises(PrismError, match=r"could not be written.*same command"),
     ):
         build(progress=InterruptAfter(1, lambda: limit_files(20_000)))
     assert not [path for path in tmp_path.rglob("*") if path.suffix in (".tmp", ".lock")]
-    assert not out.exists()
+    assert not (tmp_path / "lens").exists()
     assert_same_lens(whole(), build())
 
 
@@ -301,6 +300,7 @@ def test_workers_of_each_engine_give_the_lens_of_one(part, whole, engine, monkey
 
 def test_the_second_stage_as_a_step_of_any_number_of_tasks(part, whole, monkeypatch):
     """No task counts the jobs, which would read the documents anew, and no file is made twice."""
+    expected = whole(**RANGES)
 
     def run_apart(step, count, **_):
         assert len(pickle.dumps(step)) < 2000  # without what was read of the parts
@@ -315,7 +315,7 @@ def test_the_second_stage_as_a_step_of_any_number_of_tasks(part, whole, monkeypa
 
     monkeypatch.setattr("prismlm.lens.build.run_parts", run_apart)
     with patch.object(suffixes, "count_parts", wraps=suffixes.count_parts) as counted:
-        assert_same_lens(whole(**RANGES), index_in_parts(part, 3))
+        assert_same_lens(expected, index_in_parts(part, 3))
     assert counted.call_count == 2  # by who starts the workers, and who writes the lens
 
 
