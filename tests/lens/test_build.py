@@ -99,16 +99,17 @@ def test_contexts_equal_brute_force(lm, lens, corpus, documents):
         assert row["source"] == corpus.column("source")[document]
 
 
-def test_bf16_states_are_nearly_the_same(lm, corpus, lens, tmp_path):
-    built = build_index(lm.model, lm.head, corpus, tmp_path / "half", replace(OPTIONS, bf16=True))
-    assert layout.read_meta(built).precision == "bf16"
-    assert layout.read_meta(lens).precision == "float32"
+@pytest.mark.parametrize(("changed", "least"), [({"bf16": True}, 0.99), ({"codes": "pq"}, 0.9)])
+def test_states_in_bf16_or_pq_are_nearly_the_same(lm, corpus, lens, tmp_path, changed, least):
+    built = build_index(lm.model, lm.head, corpus, tmp_path / "lens", replace(OPTIONS, **changed))
+    precision = [layout.read_meta(path).precision for path in (lens, built)]
+    assert precision == ["float32", "bf16" if "bf16" in changed else "float32"]
     states = [
         cells.codes.states(records)[np.argsort(records["position"])]
         for cells, records in (cells_of(lm, path) for path in (lens, built))
     ]
     assert not torch.equal(*states)
-    assert torch.nn.functional.cosine_similarity(*states).min() > 0.99
+    assert torch.nn.functional.cosine_similarity(*states).min() > least
 
 
 def test_other_directories_and_vocabularies_are_refused(lm, corpus, tmp_path):
