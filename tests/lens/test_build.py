@@ -80,7 +80,7 @@ def read_document(lm, corpus, number):
     return Read(number, start, ids, states, unit, unit @ normalize(lm.head.prototypes.double()).T)
 
 
-def test_contexts_equal_brute_force(lm, lens, corpus, documents):
+def test_contexts_and_uses_equal_brute_force(lm, lens, corpus, documents):
     index = pq.read_table(lens / layout.INDEX_FILE).to_pylist()
     cosines = torch.stack([read.cosines.max(0).values for read in documents])
     assert len(index) == lm.head.num_prototypes * CONTEXTS
@@ -97,6 +97,14 @@ def test_contexts_equal_brute_force(lm, lens, corpus, documents):
         assert row["before"] + row["token"] + row["after"] in corpus.text(document)
         assert row["token"] == excerpt(corpus, row["position"], 1)
         assert row["source"] == corpus.column("source")[document]
+    top = [read.cosines.topk(lm.head.prototypes_per_token, dim=1) for read in documents]
+    used = torch.cat([each.indices[each.values > 0] for each in top])
+    uses = used.bincount(minlength=lm.head.num_prototypes)
+    tokens = layout.read_meta(lens).tokens
+    usage = pq.read_table(lens / layout.PROTOTYPES_FILE)["usage"].to_numpy() * tokens
+    # Float32 rounding may swap the k-th with the next prototype; one use in 20,000 at most.
+    assert np.abs(usage - uses.numpy()).sum() <= uses.sum() / 20_000
+    assert usage.sum() == pytest.approx(uses.sum().item())
 
 
 @pytest.mark.parametrize(("changed", "least"), [({"bf16": True}, 0.99), ({"codes": "pq"}, 0.9)])
@@ -123,18 +131,6 @@ def test_other_directories_and_vocabularies_are_refused(lm, corpus, tmp_path):
     other = build_corpus([documents], tmp_path / "other", vocab_size=3000)
     with pytest.raises(InputError, match="the model embeds"):
         build_index(lm.model, lm.head, other, tmp_path / "x", OPTIONS)
-
-
-def test_uses_equal_brute_force(lm, lens, documents):
-    uses = torch.zeros(lm.head.num_prototypes)
-    for read in documents:
-        top = read.cosines.topk(lm.head.prototypes_per_token, dim=1)
-        uses += top.indices[top.values > 0].bincount(minlength=len(uses))
-    tokens = layout.read_meta(lens).tokens
-    usage = pq.read_table(lens / layout.PROTOTYPES_FILE)["usage"].to_numpy() * tokens
-    # Float32 rounding may swap the k-th with the next prototype; one use in 20,000 at most.
-    assert np.abs(usage - uses.numpy()).sum() <= uses.sum() / 20_000
-    assert usage.sum() == pytest.approx(uses.sum().item())
 
 
 @torch.no_grad()

@@ -16,21 +16,13 @@ from tests.helpers import families
 LENS = Path("lens")
 
 
-@pytest.fixture
-def corpus(small_corpus):
-    return families.opened_corpus(small_corpus)
-
-
-def probe_of(model, corpus):
-    return Probe.measure(model, corpus, "all", 64)
-
-
 @pytest.mark.parametrize("preset", ["llama-tiny", "protot-tiny", "signal-noise-tiny"])
-def test_a_decoder_of_our_own_and_its_copy_in_half_precision(corpus, preset):
+def test_a_decoder_of_our_own_and_its_copy_in_half_precision(small_corpus, preset):
+    corpus = families.opened_corpus(small_corpus)
     torch.manual_seed(0)
     config = build_config({"preset": preset}, len(corpus.tokenizer), corpus.eos_token_id)
     model = build_model(config).eval()
-    probe = probe_of(model, corpus)
+    probe = Probe.measure(model, corpus, "all", 64)
     assert len(probe.states) == 64
     probe.check(model, LENS)
     probe.check(copy.deepcopy(model).bfloat16(), LENS)
@@ -41,9 +33,10 @@ def test_a_decoder_of_our_own_and_its_copy_in_half_precision(corpus, preset):
         probe.check(model, LENS)
 
 
-def test_adapters_uncertainty_feedback_and_vocabulary_are_part_of_a_model(corpus):
+def test_adapters_uncertainty_feedback_and_vocabulary_are_part_of_a_model(small_corpus):
+    corpus = families.opened_corpus(small_corpus)
     model = families.build("llama")
-    probe = probe_of(model, corpus)
+    probe = Probe.measure(model, corpus, "all", 64)
     adapted = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["q_proj"]))
     probe.check(adapted, LENS)
     for name, parameter in adapted.named_parameters():
@@ -58,7 +51,7 @@ def test_adapters_uncertainty_feedback_and_vocabulary_are_part_of_a_model(corpus
     torch.nn.init.normal_(feedback.embedding.weight)
     with pytest.raises(StaleLensError):
         probe.check(plain, LENS)
-    probe_of(plain, corpus).check(plain, LENS)
+    Probe.measure(plain, corpus, "all", 64).check(plain, LENS)
     config = families.FAMILIES["llama"]()
     config.vocab_size = 100
     with pytest.raises(StaleLensError, match="does not fit"):

@@ -6,7 +6,7 @@ import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from unittest.mock import Mock
+from unittest.mock import Mock, patch
 
 import numpy as np
 import pytest
@@ -71,19 +71,6 @@ def change(s3, address, name, damage):
     s3[1].pipe_file(path, damage(s3[1].cat_file(path)))
 
 
-def array_of(values):
-    """Store values in memory, and count the requests."""
-    file, requests = io.BytesIO(), []
-    np.save(file, values)
-    data = file.getvalue()
-
-    def read(spans):
-        requests.append(spans)
-        return [data[first:last] for first, last in spans]
-
-    return StoredArray(read, data[:4096]), requests
-
-
 @given(
     size=st.integers(0, 300),
     dtype=st.sampled_from(DTYPES),
@@ -95,19 +82,26 @@ def test_an_array_in_a_store_equals_one_in_memory(size, dtype, block, seed):
     values = generator.integers(0, 50, size * dtype.itemsize).astype("u1").view(dtype)
     if dtype.names is None:
         values = np.sort(generator.integers(0, 50, size)).astype(dtype)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(store, "BLOCK", block)
-        array, requests = array_of(values)
-        rows = generator.integers(0, max(1, size), 20 if size else 0)
-        assert np.array_equal(array.take(rows), values[rows])
-        assert len(requests) <= 1  # all blocks at once
-        assert len(array) == size
-        for first, last in np.sort(generator.integers(0, size + 1, (5, 2))).tolist():
-            assert np.array_equal(array[first:last], values[first:last])
-        assert np.array_equal(array[:], values)
-        if dtype.names is None:
-            queries = generator.integers(-2, 53, 30)
-            assert np.array_equal(array.searchsorted(queries), np.searchsorted(values, queries))
+    file, requests = io.BytesIO(), []
+    np.save(file, values)
+    data = file.getvalue()
+
+    def read(spans):
+        requests.append(spans)
+        return [data[first:last] for first, last in spans]
+
+    with patch.object(store, "BLOCK", block):
+        array = StoredArray(read, data[:4096])
+    rows = generator.integers(0, max(1, size), 20 if size else 0)
+    assert np.array_equal(array.take(rows), values[rows])
+    assert len(requests) <= 1  # all blocks at once
+    assert len(array) == size
+    for first, last in np.sort(generator.integers(0, size + 1, (5, 2))).tolist():
+        assert np.array_equal(array[first:last], values[first:last])
+    assert np.array_equal(array[:], values)
+    if dtype.names is None:
+        queries = generator.integers(-2, 53, 30)
+        assert np.array_equal(array.searchsorted(queries), np.searchsorted(values, queries))
 
 
 def test_cells_in_ranges_equal_those_of_one_file(lm, short_corpus, tmp_path, copies):
