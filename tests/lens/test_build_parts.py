@@ -53,7 +53,7 @@ def make_corpus(directory, seed=0):
     rng, source = random.Random(seed), directory / "text"
     source.mkdir(parents=True)
     for name in ("a", "b", "c"):
-        texts = (" ".join(rng.choices(WORDS, k=rng.randint(5, 160))) for _ in range(30))
+        texts = (" ".join(rng.choices(WORDS, k=rng.randint(5, 240))) for _ in range(30))
         lines = (json.dumps({"text": text}) + "\n" for text in texts)
         (source / f"{name}.jsonl").write_text("".join(lines))
     return build_corpus([source], directory / "corpus", vocab_size=300, heldout_fraction=0.2)
@@ -190,7 +190,7 @@ def test_a_part_or_range_that_is_damaged_or_missing_is_named(build, whole, tmp_p
 
 def test_a_signal_keeps_finished_parts_and_says_how_to_resume(build, whole, tmp_path):
     build(shard=Shard(0, 2))
-    stop = InterruptAfter(3, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    stop = InterruptAfter(2, lambda: os.kill(os.getpid(), signal.SIGTERM))
     with pytest.raises(Interrupted, match="same command again") as raised:
         build(shard=Shard(1, 2), progress=stop)
     assert raised.value.exit_code == 143
