@@ -41,7 +41,9 @@ def test_numbers_names_tokens_and_contexts_are_searched(catalogue):
         assert number in catalogue.search(query, "id", everything=True)
 
 
-def test_new_names_are_listed_whoever_notices_them_first(tiny_model, tmp_path):
+def test_new_names_are_listed_whoever_notices_them_first_and_scores_order_them(
+    tiny_model, tmp_path
+):
     lens = named_model(tiny_model, tmp_path / "model").lens
     catalogue = Catalogue(lens)
     assert catalogue.current().row(7)["name"] == "word7 → next7"
@@ -49,10 +51,7 @@ def test_new_names_are_listed_whoever_notices_them_first(tiny_model, tmp_path):
     write_columns(prismlm.load(tmp_path / "model").lens, {"name": names}, map=None)
     _ = lens.cells  # as an answer reads them
     assert catalogue.current().row(7)["name"] == "new 7"
-
-
-def test_of_names_that_tell_as_much_those_with_most_text_come_first(tiny_model, tmp_path):
-    lens = named_model(tiny_model, tmp_path / "model").lens
+    # Of names that tell as much those with most text come first.
     scores = [[1.0, None, 0.5][number % 3] for number in range(lens.num_prototypes)]
     write_columns(lens, {"label_score": scores}, map=None)
     order, sizes = Catalogue(lens).orders["score"].tolist(), lens.cell_sizes

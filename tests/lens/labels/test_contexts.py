@@ -20,13 +20,13 @@ from prismlm.models.sidecar import weight_of
 
 
 @pytest.fixture(scope="module")
-def lens(lm):
-    return lm.lens
+def every(lm):
+    """All positions of all cells."""
+    return sample_places(lm.lens.cells, lm.lens.num_prototypes, len(lm.lens.cells))
 
 
-def test_every_position_is_in_its_cell_once(lens, text):
-    cells = lens.cells
-    places = sample_places(cells, lens.num_prototypes, len(cells))
+def test_every_position_is_in_its_cell_once(lm, text, every):
+    cells, places = lm.lens.cells, every
     positions = cells.records(np.arange(len(cells)))["position"]
     assert sorted(places.position.tolist()) == sorted(positions.tolist())
     np.testing.assert_array_equal(np.bincount(places.cell, minlength=len(places.size)), places.size)
@@ -36,8 +36,8 @@ def test_every_position_is_in_its_cell_once(lens, text):
     np.testing.assert_array_equal(text.next(places), owner % cells.meta.vocabulary)
 
 
-def test_a_sample_takes_next_tokens_in_proportion(lens, text):
-    every, some = (sample_places(lens.cells, lens.num_prototypes, n) for n in (len(lens.cells), 40))
+def test_a_sample_takes_next_tokens_in_proportion(lm, text, every):
+    some = sample_places(lm.lens.cells, lm.lens.num_prototypes, 40)
     cell = int(np.argmax(every.size))
     assert every.size[cell] > 80
     assert (np.bincount(some.cell, minlength=len(every.size)) == np.minimum(every.size, 40)).all()
@@ -47,24 +47,21 @@ def test_a_sample_takes_next_tokens_in_proportion(lens, text):
     assert (np.abs([(sampled == token).sum() for token in tokens] - expected) < 1).all()
 
 
-def test_windows_stop_at_the_ends_of_their_document(lens, text):
-    places = sample_places(lens.cells, lens.num_prototypes, 3)
+def test_windows_stop_at_the_ends_of_their_document(text, places):
     window, corpus = text.window(places, before=30, after=10), text.corpus
-    for row in range(0, len(places.cell), 97):
-        position = int(places.position[row])
+    for row, position in enumerate(places.position.tolist()[::97]):
         number = corpus.document_at(position)
         first = int(corpus.starts[number])
         last = first + int(corpus.lengths[number])
         around = range(position - 29, position + 11)
         expected = [int(text.tokens[p]) if first <= p < last else -1 for p in around]
-        assert window[row].tolist() == expected
+        assert window[97 * row].tolist() == expected
 
 
 def test_a_word_is_put_together_from_its_pieces(text):
     texts, tokens = text.texts, text.tokens
-    pieces = text.inner[tokens] & np.roll(text.open[tokens], 1)
-    starts = (p for p in np.flatnonzero(pieces).tolist() if texts[tokens[p - 1]][0] == " ")
-    position = next(starts)
+    pieces = np.flatnonzero(text.inner[tokens] & np.roll(text.open[tokens], 1)).tolist()
+    position = next(p for p in pieces if texts[tokens[p - 1]][0] == " ")
     head = texts[tokens[position - 1]]
     assert text.beginning(position) == head + texts[tokens[position]]
     assert text.end(position).startswith("-" + texts[tokens[position]])
@@ -99,8 +96,7 @@ def test_kinds(tiny_corpus):
         ("capital", [" The"], [" I", " the", "The"]),
     ):
         flags = dict(zip(text.texts, getattr(text, kind).tolist(), strict=True))
-        assert [flags[token] for token in those] == [True] * len(those), kind
-        assert [flags[token] for token in others] == [False] * len(others), kind
+        assert [t for t in (*those, *others) if flags[t]] == those, kind
 
 
 def test_a_subject_has_the_words_near_its_seeds(tiny_corpus):
@@ -123,9 +119,8 @@ def test_a_subject_has_the_words_near_its_seeds(tiny_corpus):
         row = matrix[text.words.index(word)].toarray()[0]
         assert row.tolist() == [float(name == subject) for name in names]
     # Each word is of one subject at most, and most are of none.
-    subjects = np.asarray(matrix.sum(1)).ravel()
-    assert subjects.max() == 1
-    assert subjects.mean() < 0.2
+    assert matrix.sum(1).max() == 1
+    assert matrix.sum(1).mean() < 0.2
 
 
 @pytest.fixture(scope="module")
@@ -147,7 +142,7 @@ def test_every_cell_with_a_place_is_named(places, labels):
         assert label.category in CATEGORIES
 
 
-def test_shares_are_those_of_the_places(text, places, labels):
+def test_shares_are_those_of_the_places_and_order_words_by_how_much_they_tell(text, places, labels):
     words, compared = text.words, 0
     following = text.word[text.next(places)]
     for cell, label in enumerate(labels):
@@ -161,20 +156,15 @@ def test_shares_are_those_of_the_places(text, places, labels):
                 assert int(share) == round(100 * float(expected))
                 compared += 1
     assert compared > 20
-
-
-def test_words_are_ordered_by_how_much_they_tell(text, places, labels):
-    """p ln(p / base), by hand for the cell with the most places."""
+    # p ln(p / base), by hand for the cell with the most places.
     cell = int(np.argmax(places.size))
-    words = text.word[text.next(places)]
-    base = np.bincount(words) / len(words)
-    count = np.bincount(words[places.cell == cell], minlength=len(base))
+    base = np.bincount(following) / len(following)
+    count = np.bincount(following[places.cell == cell], minlength=len(base))
     share = count / count.sum()
     with np.errstate(divide="ignore", invalid="ignore"):
         scores = np.where(count >= 2, share * np.log(share / base), 0.0)
-    best = text.words[int(np.argmax(scores))]
-    following = labels[cell].description.partition("Comes next: ")[2]
-    assert best in following.partition("%")[0].lower()
+    listed = labels[cell].description.partition("Comes next: ")[2]
+    assert words[int(np.argmax(scores))] in listed.partition("%")[0].lower()
 
 
 def test_a_word_that_continues_is_split_where_the_prototype_is(text, places, labels):

@@ -17,21 +17,17 @@ def test_too_few_prototypes_for_a_map_are_refused():
         laid_out(np.zeros((4, 5)))
 
 
-@pytest.fixture
-def named(tiny_model, tmp_path):
-    return named_model(tiny_model, tmp_path / "model")
-
-
-def test_regions_are_named_by_their_category(named):
+def test_regions_are_named_by_their_category(tiny_model, tmp_path):
     """Three clusters of 64: two of a category, and one of none."""
+    lens = named_model(tiny_model, tmp_path / "model").lens
     kinds = ["Morphology"] * 40 + ["Misc / Other"] * 24 + ["Numbers / Time"] * 64
     columns = {
         "x": np.repeat([0.0, 50, 100], 64) + np.arange(192) % 8,
         "y": np.arange(192) // 8 % 8,
         "category": kinds + ["Misc / Other"] * 64,
     }
-    write_columns(named.lens, columns, map={"method": "by hand"})
-    centers = {name: x for x, _, name in regions(named.lens)}
+    write_columns(lens, columns, map={"method": "by hand"})
+    centers = {name: x for x, _, name in regions(lens)}
     assert set(centers) == {"Morphology", "Numbers / Time"}
     assert centers["Morphology"] < 20 < 50 <= centers["Numbers / Time"] <= 57
 

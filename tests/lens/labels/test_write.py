@@ -65,7 +65,6 @@ def test_labels_are_replaced_only_if_asked(labelled):
     with pytest.raises(InputError, match=r"names already.*embedded.*--overwrite"):
         label_lens(lm.lens, lm.model)
     names = lm.lens.names
-    assert any("→" in name for name in names)
     assert label_lens(lm.lens, lm.model, overwrite=True) == labelled[3]
     assert prismlm.load(labelled[0]).lens.names == names
 
@@ -73,8 +72,7 @@ def test_labels_are_replaced_only_if_asked(labelled):
 def test_a_right_name_scores_above_others(lm, text):
     """Names with the very words that come next, one that occurs nowhere, and none at all."""
     places = sample_places(lm.lens.cells, lm.lens.num_prototypes, 60)
-    cells = np.flatnonzero(places.size >= 20)[:40].tolist()
-    labels: list[Label | None] = [None] * len(places.size)
+    cells, labels = np.flatnonzero(places.size >= 20)[:40].tolist(), [None] * len(places.size)
     for cell in cells:
         tokens = set(text.next(places)[places.cell == cell].tolist())
         labels[cell] = Label(" ".join(text.texts[t] for t in tokens), "", "", "", ())
@@ -112,22 +110,21 @@ def answers(model, made, monkeypatch):
     path.unlink(missing_ok=True)
 
 
-def ask(model, server, prototypes=MOST):
-    endpoint = Endpoint(server.url, "m", retries=0, timeout=5.0)
-    labeller = partial(ask_for_names, endpoint=endpoint, prototypes=prototypes)
-    return label_lens(model.lens, model.model, overwrite=True, labeller=labeller)
-
-
-def asked_rows(model):
-    """Return the rows that an endpoint named, by prototype."""
-    rows = model.lens.prototypes.to_pylist()
-    return {row["prototype"]: row for row in rows if row["label_source"] == "endpoint:m"}
+def ask(model, *behave, prototypes=MOST):
+    """Have prototypes named; return the record, the questions, and the named rows by prototype."""
+    with ChatServer(*behave) as server:
+        endpoint = Endpoint(server.url, "m", retries=0, timeout=5.0)
+        labeller = partial(ask_for_names, endpoint=endpoint, prototypes=prototypes)
+        record = label_lens(model.lens, model.model, overwrite=True, labeller=labeller)
+    questions = [request["messages"][0]["content"] for request in server.requests]
+    rows = {row["prototype"]: row for row in model.lens.prototypes.to_pylist()}
+    named = {i: row for i, row in rows.items() if row["label_source"] == "endpoint:m"}
+    return record, questions, named
 
 
 def test_prototypes_with_most_text_get_names_and_the_others_keep_theirs(model, made, answers):
-    with ChatServer() as server:
-        record = ask(model, server)
-    named, sizes = list(asked_rows(model)), model.lens.cell_sizes
+    record, questions, rows = ask(model)
+    named, sizes = list(rows), model.lens.cell_sizes
     asked = record["asked"]
     assert len(named) == MOST == asked["named"]
     # All positions count, not the sample of each cell that names are made of.
@@ -148,14 +145,12 @@ def test_prototypes_with_most_text_get_names_and_the_others_keep_theirs(model, m
     # The same passages, by the same words, with the names that these prototypes had.
     scores = asked["scores"]
     assert scores["own"]["fuzzing"]["mean"] != scores["embedded"]["fuzzing"]["mean"]
-    assert asked["requests"] == MOST == len(server.requests)
+    assert asked["requests"] == MOST == len(questions)
     assert (asked["tokens_in"], asked["tokens_out"]) == (100 * MOST, 10 * MOST)
 
 
 def test_documents_that_score_are_never_shown(model, made, answers):
-    with ChatServer() as server:
-        ask(model, server, None)
-    shown = "".join(request["messages"][0]["content"] for request in server.requests)
+    shown = "".join(ask(model, prototypes=None)[1])
     held_out = np.random.default_rng(0).random(len(model.lens.cells.documents)) < 0.2
 
     def windows(places):
@@ -175,11 +170,8 @@ def test_documents_that_score_are_never_shown(model, made, answers):
 
 
 def test_a_question_has_passages_of_the_prototype_and_its_signature(model, made, answers):
-    with ChatServer() as server:
-        ask(model, server, 1)
-    ((cell, row),) = asked_rows(model).items()
-    (request,) = server.requests
-    content = request["messages"][0]["content"]
+    _, (content,), rows = ask(model, prototypes=1)
+    ((cell, row),) = rows.items()
     lines = [json.loads(line) for line in content.splitlines() if line.startswith("{")]
     assert list(lines[0]) == list(dict.fromkeys(row["top_tokens"]))
     tokens = set(made.text.next(made.places)[made.places.cell == cell].tolist())
@@ -200,10 +192,9 @@ def test_prototypes_without_an_answer_keep_their_names_and_are_counted(model, ma
             return {**good(request), "category": "Cookery"}
         return good(request)
 
-    with ChatServer(behave) as server:
-        asked = ask(model, server)["asked"]
-    assert asked["named"] == len(asked_rows(model)) == MOST - 3
-    assert sum(asked["failures"].values()) == 3
+    record, _, rows = ask(model, behave)
+    assert record["asked"]["named"] == len(rows) == MOST - 3
+    assert sum(record["asked"]["failures"].values()) == 3
     for row in model.lens.prototypes.to_pylist():
         if row["label_source"] == "embedded":
             assert row["name"] == made.labels[row["prototype"]].name
@@ -211,12 +202,8 @@ def test_prototypes_without_an_answer_keep_their_names_and_are_counted(model, ma
 
 def test_nothing_is_written_where_most_fail(model, answers):
     before = files_of(model.lens)
-    several = r"8 of the first 8 questions.*no JSON object"
-    with (
-        ChatServer(lambda request, number: "rubbish") as server,
-        pytest.raises(InputError, match=several),
-    ):
-        ask(model, server)
+    with pytest.raises(InputError, match=r"8 of the first 8 questions.*no JSON object"):
+        ask(model, lambda request, number: "rubbish")
     assert files_of(model.lens) == before
     assert [path.name for path in model.lens.path.parent.iterdir()] == [model.lens.path.name]
 
@@ -228,9 +215,7 @@ def test_names_from_an_endpoint_are_one_bounded_line(model, answers):
         dirty = {"name": text, "description": text, "role": text, "tags": [text] * 9 + ["\n"]}
         return {key: dirty.get(key, value) for key, value in good(request).items()}
 
-    with ChatServer(behave) as server:
-        ask(model, server, 1)
-    (row,) = asked_rows(model).values()
+    (row,) = ask(model, behave, prototypes=1)[2].values()
     for value in (row["name"], row["description"], row["role"], *row["tags"]):
         assert value.isprintable()
         assert 0 < len(value) <= 240
