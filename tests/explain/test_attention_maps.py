@@ -39,8 +39,7 @@ def test_the_strongest_links_by_hand():
 def test_heads_are_chosen_by_layer_number_and_group(model, tokenizer):
     assert len(heads_of(model)) == 16
     assert heads_of(model, layer=1, head=6) == (Head(1, 6, "noise", 2),)
-    noise = tuple(Head(layer, 6, "noise", 2) for layer in (0, 1))
-    assert heads_of(model, head=2, group="noise") == noise
+    assert heads_of(model, head=2, group="noise") == tuple(Head(i, 6, "noise", 2) for i in (0, 1))
     for asked, words in (
         ({"layer": 2}, "no layer 2: the model's layers are 0 to 1"),
         ({"head": 4, "group": "noise"}, "no head 4: expected 0 to 3"),

@@ -31,13 +31,12 @@ def test_parts_sum_to_the_logits_of_a_plain_forward_pass(lm, trace):
     ids = [step.token_id for step in trace] + [trace[-1].target_id]
     with torch.no_grad():
         logits = lm.model(input_ids=torch.tensor([ids])).logits[0]
-    for step in trace:
-        own = logits[step.position, step.target_id].item()
+    for step, row in zip(trace, logits, strict=False):
+        own, probability = row[step.target_id].item(), row.softmax(-1)[step.target_id].item()
         parts = sum(use.contribution for use in step.prototypes) + step.residual + step.bias
         assert parts == pytest.approx(own, abs=1e-3 * max(1, abs(own)))
         assert step.logit == pytest.approx(parts, abs=1e-4)
         assert step.model_logit == pytest.approx(own, abs=1e-4)
-        probability = logits[step.position].softmax(-1)[step.target_id].item()
         assert step.probability == pytest.approx(probability, abs=1e-5)
     step, weight = trace[3], weight_of(lm.model)
     for use in step.prototypes:
@@ -65,11 +64,9 @@ def test_shape_of_a_trace(lm, trace):
 
 
 def test_generation_is_the_models_own_and_seeded(lm):
-    ids = torch.tensor([lm.tokenizer(TEXT)["input_ids"]])
-    given = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 5}
-    greedy = lm.model.generate(ids, **given, do_sample=False)[0, ids.shape[1] :]
-    generated = [s.target_id for s in lm.explain(TEXT, generate=5) if s.target_from == "generated"]
-    assert generated == greedy.tolist()
+    ids = lm.encode(TEXT)
+    greedy = lm.model.generate(ids, max_new_tokens=5, do_sample=False)[0, ids.shape[1] :]
+    assert lm.explain(TEXT, generate=5).answer_ids == greedy.tolist()
     torch.manual_seed(7)
     state = torch.get_rng_state()
     once = lm.generate(TEXT, tokens=8, temperature=1.0, seed=3)

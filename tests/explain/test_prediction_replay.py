@@ -3,16 +3,15 @@
 import pytest
 import torch
 from tokenizers import pre_tokenizers
+from torch.nn.functional import normalize
 
 from prismlm import Ablate
-from prismlm.errors import InputError
-from prismlm.explain.chain import read_direct_path
 from prismlm.explain.language_model import PrismLM
 from prismlm.interventions.plan import applied, plan_for
 from prismlm.interventions.steering import steer
 from prismlm.layers import PrototypeHead
-from prismlm.models.seam import LogitMap, capture, output_embedding
-from prismlm.models.uncertainty_feedback import recording_codes, replay
+from prismlm.models.seam import LogitMap, output_embedding
+from prismlm.models.uncertainty_feedback import recording_codes
 from prismlm.models.watch import Hook, watch
 from tests.helpers import feedback_families
 from tests.helpers.feedback_families import attach_drawn
@@ -44,12 +43,12 @@ def lm(request, tmp_path_factory):
 @pytest.fixture(scope="module")
 def first(lm):
     """The run that is looked at again: its tokens, codes, and last states and logits."""
-    ids, codes, *written = written_by(lm)
+    run = ids, codes, *_ = written_by(lm)
     with torch.no_grad():
         anew = lm.model(ids[:, :-1], use_cache=False).uncertainty_codes
     # Reading anew would feed others.
     assert (anew - torch.cat(codes, 1)).abs().max() > 100
-    return ids, codes, *written
+    return run
 
 
 def written_by(lm):
@@ -66,34 +65,18 @@ def written_by(lm):
     return ids, codes, torch.stack(states, 1)[0], torch.stack(logits, 1)[0]
 
 
-def seen_again(lm, **given):
-    with torch.no_grad(), capture(lm.model) as seen:
-        lm.model(use_cache=False, **given)
-    return seen.z, seen.embedded
-
-
 def test_generate(lm, first):
     ids, codes, states, logits = first
     trace = lm.explain(TEXT, generate=NEW)
     own = logits.gather(1, ids[0, -NEW:, None])[:, 0]
     torch.testing.assert_close(torch.tensor([s.model_logit for s in trace])[-NEW:], own, **SAME)
     assert [step.uncertainty_code for step in trace][1:] == torch.cat(codes, 1)[0].tolist()[1:]
-    z, embedded = seen_again(lm, **replay(ids, codes))
-    torch.testing.assert_close(z[0, -NEW:], states, **SAME)
-    torch.testing.assert_close(embedded[0, -NEW:], logits, **SAME)
-
-
-def test_chain(lm, first):
-    ids, codes, states, _ = first
-    if lm.model.config.model_type != "prismlm_protot":
-        with pytest.raises(InputError, match="not a decoder of prototype mixers"):
-            read_direct_path(lm.model, lm.head, ids[0, :-1])
-        return
-    path = read_direct_path(lm.model, lm.head, ids[0, :-1], torch.cat(codes, 1))
-    torch.testing.assert_close(path.states[-NEW:], states, **SAME)
-    # Their sums are compared with the activations of the run.
-    for step in lm.explain(TEXT, generate=NEW):
-        assert len(step.chains) > 0
+    torch.testing.assert_close(trace.predictions.states[-NEW:], normalize(states), **SAME)
+    if trace.path is not None:
+        torch.testing.assert_close(trace.path.states[-NEW:], states, **SAME)
+        # Their sums are compared with the activations of the run.
+        assert all(step.chains for step in trace)
+    assert (trace.path is None) == (lm.model.config.model_type == "gpt2")
 
 
 def test_steer(lm):

@@ -43,8 +43,8 @@ def ask_each(session, asked):
         return session.each(asked, session.ask, task)
 
 
-def errors(kind):
-    return {"error": {"message": f"something about {kind}", "type": "invalid"}}
+def errors(status, kind):
+    return status, {"error": {"message": f"something about {kind}", "type": "invalid"}}
 
 
 @pytest.mark.parametrize("key", [None, "sk-secret"])
@@ -62,7 +62,7 @@ def test_an_answer_is_asked_for_once_by_schema_and_with_a_key(session, monkeypat
 
 @pytest.mark.parametrize("status", [400, 422, 500])
 def test_a_server_that_refuses_a_schema_is_asked_without(session, status):
-    refusal = status, errors("response_format: no such type")
+    refusal = errors(status, "response_format: no such type")
     with ChatServer(lambda request, _: refusal if "response_format" in request else GOOD) as server:
         opened = session(server.url)
         assert [opened.ask(question) for question in questions([0, 1])] == [GOOD, GOOD]
@@ -71,7 +71,7 @@ def test_a_server_that_refuses_a_schema_is_asked_without(session, status):
     assert server.requests[0]["max_tokens"] > 0
 
 
-@pytest.mark.parametrize("answer", [(401, errors("your key")), (500, errors("\x1b[31mmemory\nx"))])
+@pytest.mark.parametrize("answer", [errors(401, "your key"), errors(500, "\x1b[31mmemory\nx")])
 def test_an_error_that_every_question_would_meet_ends_the_run(session, answer):
     with ChatServer(lambda request, number: answer) as server:
         with pytest.raises(InputError, match=r"something about .*OPENAI_API_KEY") as raised:
