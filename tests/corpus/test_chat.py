@@ -1,7 +1,5 @@
 """Messages as texts, and rows of them as documents of a corpus."""
 
-import json
-
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
@@ -11,6 +9,7 @@ from prismlm.corpus.chat import as_chat, chat_text
 from prismlm.corpus.read import DocumentReader
 from prismlm.errors import InputError
 from tests.helpers.chats import ANSWER, ANSWERED, ASKED, CHAT, QUESTION, SHARED, TEMPLATE
+from tests.helpers.records import write_jsonl
 
 PLAIN = "{% for m in messages %}<{{ m.role }}>{{ m['content'] + '\n' }}{% endfor %}"
 LISTS = (
@@ -37,11 +36,6 @@ def tokenizer(tiny_corpus):
     return loaded
 
 
-def write_rows(path, *rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
-    return path
-
-
 def test_messages_are_rendered_up_to_an_answer(tokenizer):
     assert chat_text(tokenizer, as_chat(QUESTION)) == ASKED
     text = chat_text(tokenizer, as_chat("Why?", "Be brief."))
@@ -63,6 +57,7 @@ IMAGE = {"role": "user", "content": [HI, {"type": "image", "url": "x.png"}]}
         ([CHAT[0] | {"role": "\ud800"}], "half of a surrogate pair"),
         ([CALLED | {"tool_calls": ["x"]}], "number 0 is"),
         ([IMAGE], "number 0 is"),
+        ([{"from": "human"}], "number 0 is .*expected a record with role"),
         ([WEATHER, CALLED], "the chat template of .* leaves 'get_weather' out"),
     ],
 )
@@ -72,7 +67,7 @@ def test_bad_messages_are_refused(tokenizer, messages, error, tmp_path):
     with pytest.raises(InputError, match=error):
         chat_text(tokenizer, messages)
     if messages:
-        path = write_rows(tmp_path / "a.jsonl", {"messages": messages})
+        path = write_jsonl(tmp_path / "a.jsonl", [{"messages": messages}])
         with pytest.raises(InputError, match=rf"a\.jsonl:1: (.*){error}"):
             list(DocumentReader(path, tokenizer=tokenizer))
 
@@ -80,7 +75,7 @@ def test_bad_messages_are_refused(tokenizer, messages, error, tmp_path):
 def test_without_a_template_chats_are_refused(tiny_corpus, tmp_path):
     with pytest.raises(InputError, match=r"tokenizer has no chat template.*chat_template\.jinja"):
         chat_text(load_tokenizer(tiny_corpus / "tokenizer"), CHAT)
-    path = write_rows(tmp_path / "a.jsonl", {"messages": CHAT})
+    path = write_jsonl(tmp_path / "a.jsonl", [{"messages": CHAT}])
     for build in (build_corpus, estimate_build):
         with pytest.raises(InputError, match=r"has no text but messages.*--tokenizer MODEL"):
             build(path, tmp_path / "out", vocab_size=300)
@@ -91,27 +86,18 @@ def test_rows_of_messages_are_documents(tokenizer, tmp_path):
     # Where others have tool calls, a table has nulls.
     rows = [{**message, "tool_calls": None} for message in CHAT]
     pq.write_table(pa.table({"messages": [rows], "domain": ["medicine"]}), tmp_path / "a.parquet")
-    write_rows(tmp_path / "b.jsonl", {"id": "b", "messages": CHAT})
-    write_rows(tmp_path / "c.jsonl", {"text": "Plain.", "messages": CHAT})
-    first, second, third = DocumentReader(tmp_path, tokenizer=tokenizer)
-    assert [first.text, second.text, third.text] == [ANSWERED, ANSWERED, "Plain."]
-    assert (first.domain, first.opening, second.doc_id) == ("medicine", QUESTION, "b")
-    assert (second.messages, third.messages, third.opening) == (CHAT, None, "Plain.")
-    path = write_rows(tmp_path / "d.jsonl", {"conversation": CHAT})
+    pq.write_table(pa.table({"conversations": [SHARED]}), tmp_path / "b.parquet")
+    rows = [{"id": "c", "messages": CHAT}, {"conversations": SHARED}]
+    write_jsonl(tmp_path / "c.jsonl", [*rows, {"text": "Plain.", "messages": CHAT}])
+    *chats, plain = DocumentReader(tmp_path, tokenizer=tokenizer)
+    assert [(chat.text, chat.messages) for chat in chats] == [(ANSWERED, CHAT)] * 4
+    assert (chats[0].domain, chats[0].opening, chats[2].doc_id) == ("medicine", QUESTION, "c")
+    assert (plain.text, plain.messages, plain.opening) == ("Plain.", None, "Plain.")
+    path = write_jsonl(tmp_path / "d.jsonl", [{"conversation": CHAT}])
     (named,) = DocumentReader(path, Columns(text="conversation"), tokenizer=tokenizer)
     assert (named.text, named.messages) == (ANSWERED, CHAT)
     asked_again = [*CHAT, {"role": "user", "content": "And then?"}]
     assert Document("a", "text", messages=asked_again).opening == "And then?"
-
-
-def test_rows_of_from_and_value_are_the_same_chats(tokenizer, tmp_path):
-    pq.write_table(pa.table({"conversations": [SHARED]}), tmp_path / "a.parquet")
-    write_rows(tmp_path / "b.jsonl", {"conversations": SHARED})
-    for document in DocumentReader(tmp_path, tokenizer=tokenizer):
-        assert (document.text, document.messages) == (ANSWERED, CHAT)
-    path = write_rows(tmp_path / "d.json", {"conversations": [{"from": "human"}]})
-    with pytest.raises(InputError, match=r"d\.json.*number 0 is .*expected a record with role"):
-        list(DocumentReader(path, tokenizer=tokenizer))
 
 
 @pytest.mark.parametrize(
@@ -125,7 +111,7 @@ def test_rows_of_from_and_value_are_the_same_chats(tokenizer, tmp_path):
 )
 def test_tool_calls_and_text_parts_are_rendered(template, messages, expected, tokenizer, tmp_path):
     tokenizer.chat_template = template
-    path = write_rows(tmp_path / "t.json", {"id": "x", "messages": messages})
+    path = write_jsonl(tmp_path / "t.json", [{"id": "x", "messages": messages}])
     (document,) = DocumentReader(path, tokenizer=tokenizer)
     assert expected in document.text
     assert document.opening in ("Weather in Paris?", "Hi you")
@@ -138,7 +124,7 @@ def test_chats_without_an_answer_are_left_out_of_a_corpus_and_counted(tokenizer,
     values = ("Use it", "{}", "42", "It is 42.")
     chat = [{"from": s, "value": v} for s, v in zip(speakers, values, strict=True)]
     rows = [{"id": f"s{n}", "conversations": part} for n, part in enumerate((chat, chat[:1]))]
-    path = write_rows(tmp_path / "t.jsonl", *rows)
+    path = write_jsonl(tmp_path / "t.jsonl", rows)
     built = build_corpus(path, tmp_path / "out", tokenizer=tmp_path / "tokenizer")
     assert built.doc_ids == ["s0"]
     assert built.meta["left_out"] == {"chat without an answer": 1}
