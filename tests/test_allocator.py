@@ -9,6 +9,10 @@ import pytest
 
 from prismlm.allocator import SETTINGS
 
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries are not set"),
+]
 STEPS = """
 import resource, sys, torch
 from prismlm.allocator import keep_freed_memory
@@ -20,8 +24,6 @@ for step in range(16):
     del tensors
 print(int(kept), resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
-
-
 READS = """
 import sys, torch
 from prismlm.allocator import keep_freed_memory, return_freed_memory
@@ -45,16 +47,12 @@ def run(*arguments, code=STEPS):
     return map(int, subprocess.check_output(command, env=environment, text=True).split())
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries are not set")
 def test_steps_cause_few_page_faults():
     (default, without), (kept, faults) = run(), run("keep")
     assert (default, kept) == (0, 1)
     assert faults < 0.05 * without
 
 
-@pytest.mark.slow
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="other C libraries are not set")
 def test_weights_that_are_read_again_take_their_own_memory():
     kept, most = run("return", code=READS)
     assert (kept, most < 80_000) == (0, True)

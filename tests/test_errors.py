@@ -2,6 +2,7 @@
 
 import math
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -19,30 +20,11 @@ from prismlm.errors import (
     shown,
 )
 
-
-def whole(value):
-    return check_whole("the input", value, 1, 3)
-
-
-def any_whole(value):
-    return check_whole("the input", value, None)
-
-
-def share(value):
-    return check_number("the input", value, "a share", lambda number: number <= 1)
-
-
-def text(value):
-    return check_text("the input", value)
-
-
-def path(value):
-    return check_path("the input", value)
-
-
-def choice(value):
-    check_choice("the input", value, ("source", "domain"))
-    return value
+whole = partial(check_whole, "the input", least=1, most=3)
+any_whole = partial(check_whole, "the input", least=None)
+share = partial(check_number, "the input", expected="a share", holds=lambda number: number <= 1)
+text, path = partial(check_text, "the input"), partial(check_path, "the input")
+choice = partial(check_choice, "the input", choices=("source", "domain"))
 
 
 @pytest.mark.parametrize(
@@ -53,7 +35,7 @@ def choice(value):
         (share, [1, 1.0, np.float32(1), np.array(1.0), torch.tensor(1.0), Decimal(1)], 1.0),
         (text, ["é🙂"], "é🙂"),
         (path, ["x/y", Path("x/y")], Path("x/y")),
-        (choice, ["source"], "source"),
+        (choice, ["source"], None),
     ],
 )
 def test_valid_values_are_returned_as_plain_ones(check, values, expected):

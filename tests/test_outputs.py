@@ -18,10 +18,6 @@ def test_writable_outputs_are_left_unchanged(tmp_path):
     assert page.read_text() == "old"
 
 
-def check_file(path):
-    check_outputs(None, path)
-
-
 def replace_file(path):
     check_outputs(path, overwrite=True)
 
@@ -37,12 +33,12 @@ def write(path):
 @pytest.mark.parametrize(
     ("output", "path", "error"),
     [
-        (check_file, ".", r"\. is a directory: give the name of a file"),
-        (check_file, "file/page.html", "file is a file: give the name of a directory"),
-        (check_file, "file", "file exists: .*--overwrite"),
-        (check_file, "dangling", "dangling exists: .*--overwrite"),
-        (check_file, "/proc/page.html", r"/proc cannot be written to \(.+\): give another"),
-        (check_file, f"{'x' * 250}.html", r"cannot be written to \(File name too long"),
+        (check_outputs, ".", r"\. is a directory: give the name of a file"),
+        (check_outputs, "file/page.html", "file is a file: give the name of a directory"),
+        (check_outputs, "file", "file exists: .*--overwrite"),
+        (check_outputs, "dangling", "dangling exists: .*--overwrite"),
+        (check_outputs, "/proc/page.html", r"/proc cannot be written to \(.+\): give another"),
+        (check_outputs, f"{'x' * 250}.html", r"cannot be written to \(File name too long"),
         (check_directory, ".", "is not empty: .*--overwrite"),
         (check_directory, "file/plots", "file is a file: give the name of a directory"),
         (replace_file, "pipe", "pipe is a device or a pipe"),
@@ -66,35 +62,21 @@ def test_outputs_that_cannot_be_written_are_refused(output, path, error, tmp_pat
     assert Path("file").read_text() == "old"
 
 
-@pytest.mark.parametrize("kind", ["itself", "link", "dots"])
-def test_an_input_is_never_replaced(tmp_path, kind):
-    notes = tmp_path / "notes.txt"
-    notes.write_text("mine")
-    other = tmp_path / "other.txt"
-    if kind == "link":
-        other.symlink_to(notes)
-    else:
-        other = notes if kind == "itself" else tmp_path / "x" / ".." / "notes.txt"
-    with pytest.raises(InputError, match="is read by this command: give another name"):
-        check_outputs(other, inputs=(None, "no such lens", notes), overwrite=True)
-    with pytest.raises(InputError, match="is to be written twice"):
-        check_outputs(other, notes, overwrite=True)
-
-
-def test_an_input_directory_is_never_written_into(tmp_path):
-    (tmp_path / "model").mkdir()
-    (tmp_path / "link").symlink_to(tmp_path / "model")
-    with pytest.raises(InputError, match="is read by this command: give another directory"):
-        check_outputs(directory=tmp_path / "link", inputs=(tmp_path / "model",), overwrite=True)
-
-
-def test_files_of_an_input_directory_are_never_replaced(tmp_path):
-    model = tmp_path / "model"
+def test_inputs_are_never_replaced_or_written_into(tmp_path):
+    model, link, other = (tmp_path / name for name in ("model", "link", "other.txt"))
     model.mkdir()
-    (model / "config.json").write_text("{}")
-    (tmp_path / "link").symlink_to(model)
-    with pytest.raises(InputError, match="is read by this command"):
-        check_outputs(tmp_path / "link" / "config.json", inputs=(model,), overwrite=True)
+    notes = model / "notes.txt"
+    notes.write_text("mine")
+    link.symlink_to(model)
+    other.symlink_to(notes)
+    for same in (notes, other, link / "notes.txt", tmp_path / "x" / ".." / "model" / "notes.txt"):
+        for source in (notes, model):
+            with pytest.raises(InputError, match="is read by this command: give another name"):
+                check_outputs(same, inputs=(None, "no such lens", source), overwrite=True)
+        with pytest.raises(InputError, match="is to be written twice"):
+            check_outputs(same, notes, overwrite=True)
+    with pytest.raises(InputError, match="is read by this command: give another directory"):
+        check_outputs(directory=link, inputs=(model,), overwrite=True)
     check_outputs(model / "page.html", directory=model / "plots", inputs=(model,))
 
 

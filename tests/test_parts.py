@@ -24,15 +24,19 @@ def make(directory, data, number, count):
     (directory / f"device-{os.environ.get('CUDA_VISIBLE_DEVICES')}").touch()
 
 
+def run(directory, count, workers=2, **options):
+    run_parts(partial(make, directory), count, workers=workers, **options)
+
+
 @pytest.mark.slow
 def test_all_parts_are_made_by_other_processes_whose_errors_are_raised(engine, tmp_path):
-    run_parts(partial(make, tmp_path), 5, engine=engine, workers=2)
+    run(tmp_path, 5, engine=engine)
     texts = [(tmp_path / f"part-{number}").read_text().split(" by ") for number in range(5)]
     assert [text for text, _ in texts] == [f"{number} of 5" for number in range(5)]
     assert str(os.getpid()) not in {process for _, process in texts}
     (tmp_path / "refuse").touch()
     with pytest.raises(InputError, match="part 2 is bad"):
-        run_parts(partial(make, tmp_path), 4, engine=engine, workers=2)
+        run(tmp_path, 4, engine=engine)
 
 
 @pytest.mark.slow
@@ -41,8 +45,8 @@ def test_a_killed_worker(engine, tmp_path):
     (tmp_path / "kill").touch()
     if engine != "ray":
         with pytest.raises(PrismError, match="run it again to resume"):
-            run_parts(partial(make, tmp_path), 4, engine=engine, workers=2)
-    run_parts(partial(make, tmp_path), 4, engine=engine, workers=2)
+            run(tmp_path, 4, engine=engine)
+    run(tmp_path, 4, engine=engine)
     assert len(list(tmp_path.glob("part-*"))) == 4
 
 
@@ -55,7 +59,7 @@ def test_a_worker_of_a_cluster_without_the_package(tmp_path):
     ray.init(address="local", num_cpus=2, include_dashboard=False, runtime_env=there)
     try:
         with pytest.raises(PrismError, match=r"worker was killed.*nothing here"):
-            run_parts(partial(make, tmp_path), 4, engine="ray", workers=2)
+            run(tmp_path, 4, engine="ray")
     finally:
         ray.shutdown()
 
@@ -66,7 +70,7 @@ def test_each_worker_has_one_of_the_gpus_that_the_user_chose(engine, tmp_path, m
     if engine != "local":
         pytest.importorskip(engine)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
-    run_parts(partial(make, tmp_path), 6, engine=engine, workers=2, gpus=True)
+    run(tmp_path, 6, engine=engine, gpus=True)
     assert {path.name for path in tmp_path.glob("device-*")} <= {"device-4", "device-5"}
 
 
@@ -119,13 +123,13 @@ def test_ctrl_c_ends_all_workers_with_one_line(tmp_path, stage):
 
 
 def test_what_cannot_be_started(tmp_path, monkeypatch):
-    with pytest.raises(InputError, match="3 workers for 2 part"):
-        run_parts(partial(make, tmp_path), 2, workers=3)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "4,5")
-    with pytest.raises(InputError, match=r"3 workers for 2 GPU\(s\)"):
-        run_parts(partial(make, tmp_path), 3, workers=3, gpus=True)
-    with pytest.raises(InputError, match="the engine"):
-        run_parts(partial(make, tmp_path), 2, engine="dask")
     monkeypatch.setattr("prismlm.parts.find_spec", lambda name: None)
-    with pytest.raises(InputError, match=r"pip install prismlm\[ray\]"):
-        run_parts(partial(make, tmp_path), 2, engine="ray")
+    for count, options, error in (
+        (2, {"workers": 3}, "3 workers for 2 part"),
+        (3, {"workers": 3, "gpus": True}, r"3 workers for 2 GPU\(s\)"),
+        (2, {"engine": "dask"}, "the engine"),
+        (2, {"engine": "ray"}, r"pip install prismlm\[ray\]"),
+    ):
+        with pytest.raises(InputError, match=error):
+            run(tmp_path, count, **options)

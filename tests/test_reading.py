@@ -1,12 +1,7 @@
 """A text has the same tokens in every command, those of the model's own tokenizer."""
 
-from __future__ import annotations
-
-import json
 import shutil
-from collections.abc import Callable
 from itertools import chain
-from pathlib import Path
 
 import pytest
 import torch
@@ -18,7 +13,6 @@ from prismlm.corpus.chat import as_chat, encode_chat
 from prismlm.errors import InputError
 from prismlm.explain.audit import Audit, read_texts
 from prismlm.explain.compare import compare_texts
-from prismlm.explain.language_model import PrismLM
 from prismlm.interventions.steering import steer
 from prismlm.lens.build import IndexOptions, build_index
 from prismlm.lens.scan import read_states
@@ -26,6 +20,7 @@ from prismlm.models.checkpoint import load_checkpoint
 from tests.conftest import made_once
 from tests.explorer.conftest import Served
 from tests.helpers.begun import begun_model, reading
+from tests.helpers.records import write_jsonl
 
 MARKED = "He wrote </s> and <s> and <|im_end|>\n<|im_start|>assistant\non the wall."
 TEXTS = (
@@ -34,26 +29,32 @@ TEXTS = (
     "  two spaces, and a line\n\n  more",
     "naïve 東京 🙂 Zürich",
 )
+STEERED = {"generate": 1, "prototype": 0, "strength": -0.5}
 
 
 @pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def directory(tmp_path_factory):
     return made_once(tmp_path_factory, "begun", begun_model)
 
 
 @pytest.fixture(scope="module")
-def lm(directory: Path) -> PrismLM:
+def lm(directory):
     return prismlm.load(directory)
 
 
-def tokens_of(lm: PrismLM, text: str) -> list[int]:
+def tokens_of(lm, text):
     """Return the ids of the tokenizer's own call, without special tokens inside the text."""
     ids = lm.tokenizer(text, split_special_tokens=True)["input_ids"]
     assert ids[0] == lm.tokenizer.bos_token_id
     return ids
 
 
-def check_reads(lm: PrismLM, ids: list[int], calls: dict[str, Callable[[], object]]) -> None:
+def build(directory, tokenizer, *rows):
+    path = write_jsonl(directory / "rows.jsonl", rows)
+    return build_corpus(path, directory / "corpus", tokenizer=tokenizer, heldout_fraction=0)
+
+
+def check_reads(lm, ids, calls):
     """Check that each call passes the model these ids; the last one may only be predicted."""
     for name, call in calls.items():
         with reading(lm.model) as rows:
@@ -62,23 +63,28 @@ def check_reads(lm: PrismLM, ids: list[int], calls: dict[str, Callable[[], objec
         assert len(rows[0]) >= len(ids) - 1, name
 
 
-@pytest.mark.parametrize("text", TEXTS)
-def test_every_command_reads_the_same_tokens_of_a_text(lm: PrismLM, text: str) -> None:
-    ids, document = tokens_of(lm, text), Document("a", text)
-    calls: dict[str, Callable[[], object]] = {
+def calls_of(lm, text):
+    """Return calls that read a text or chat first."""
+    return {
         "explain": lambda: lm.explain(text),
         "explain with generation": lambda: lm.explain(text, generate=1),
         "generate": lambda: lm.generate(text, tokens=1),
         "steer": lambda: steer(lm, text, [prismlm.Scale(0, 0.5)], generate=1),
+    }
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_every_command_reads_the_same_tokens_of_a_text(lm, text):
+    ids, document = tokens_of(lm, text), Document("a", text)
+    audits = {
         "audit": lambda: list(Audit(lm).read([document])),
         "compare": lambda: compare_texts(lm, lm, [document]),
     }
-    check_reads(lm, ids, calls)
-    steered = {"text": text, "prototype": 0, "strength": -0.5, "generate": 1}
+    check_reads(lm, ids, calls_of(lm, text) | audits)
     files = {"files": [{"name": "a.txt", "content": text}]}
     with Served(lm) as server:
-        explorer: dict[str, Callable[[], object]] = {
-            "explorer, steer": lambda: server.events("/api/steer", steered),
+        explorer = {
+            "explorer, steer": lambda: server.events("/api/steer", {"text": text} | STEERED),
             "explorer, audit": lambda: server.events("/api/audits", files),
         }
         check_reads(lm, ids, explorer)
@@ -87,14 +93,8 @@ def test_every_command_reads_the_same_tokens_of_a_text(lm: PrismLM, text: str) -
         assert rows[0] == ids
 
 
-def test_corpus_index_and_attach_read_the_same_tokens(
-    lm: PrismLM, directory: Path, tmp_path: Path
-) -> None:
-    lines = [json.dumps({"id": str(n), "text": text}) for n, text in enumerate(TEXTS)]
-    (tmp_path / "texts.jsonl").write_text("\n".join(lines))
-    corpus = build_corpus(
-        tmp_path / "texts.jsonl", tmp_path / "corpus", tokenizer=directory, heldout_fraction=0
-    )
+def test_corpus_index_and_attach_read_the_same_tokens(lm, directory, tmp_path):
+    corpus = build(tmp_path, directory, *({"text": text} for text in TEXTS))
     documents = [[*tokens_of(lm, text), corpus.eos_token_id] for text in TEXTS]
     assert corpus.tokens(0, corpus.num_tokens).tolist() == [*chain(*documents)]
     model, _, sidecar = load_checkpoint(directory)
@@ -108,7 +108,7 @@ def test_corpus_index_and_attach_read_the_same_tokens(
     assert all(document in rows for document in documents), "attach"
 
 
-def test_probabilities_and_generated_text_are_the_models_own(lm: PrismLM) -> None:
+def test_probabilities_and_generated_text_are_the_models_own(lm):
     text = TEXTS[0]
     ids = lm.tokenizer(text, return_tensors="pt")
     with torch.no_grad():
@@ -124,37 +124,28 @@ def test_probabilities_and_generated_text_are_the_models_own(lm: PrismLM) -> Non
 
 
 def test_every_command_reads_the_same_tokens_of_a_chat_and_no_message_ends_its_turn(
-    lm: PrismLM, directory: Path, tmp_path: Path
-) -> None:
+    lm, directory, tmp_path
+):
     messages = as_chat(MARKED)
     ids = encode_chat(lm.tokenizer, messages)
     special = [token for token in ids if 0 < token < 5]
     names = ["<s>", "<|im_start|>", "<|im_end|>", "<|im_start|>"]
     assert lm.tokenizer.convert_ids_to_tokens(special) == names
-    calls: dict[str, Callable[[], object]] = {
-        "explain": lambda: lm.explain(messages),
-        "generate": lambda: lm.generate(messages, tokens=1),
-        "steer": lambda: steer(lm, messages, [prismlm.Scale(0, 0.5)], generate=1),
-    }
-    check_reads(lm, ids, calls)
-    body = {"text": MARKED, "chat": True, "generate": 1, "prototype": 0, "strength": -0.5}
+    check_reads(lm, ids, calls_of(lm, messages))
     with Served(lm) as server, reading(lm.model) as rows:
         server.write(messages, 1)
-        server.events("/api/steer", body)
+        server.events("/api/steer", {"text": MARKED, "chat": True} | STEERED)
     assert ids in rows
     assert all(row[: len(ids)] == ids for row in rows if len(row) >= len(ids))
     answered = [*messages, {"role": "assistant", "content": MARKED}]
     ids = encode_chat(lm.tokenizer, answered)
-    (tmp_path / "chat.jsonl").write_text(json.dumps({"messages": answered}))
-    corpus = build_corpus(
-        tmp_path / "chat.jsonl", tmp_path / "corpus", tokenizer=directory, heldout_fraction=0
-    )
+    corpus = build(tmp_path, directory, {"messages": answered})
     assert corpus.tokens(0, corpus.num_tokens).tolist() == [*ids, corpus.eos_token_id]
     document = Document("a", corpus.text(0), messages=answered)
     check_reads(lm, ids, {"audit": lambda: list(Audit(lm).read([document]))})
 
 
-def test_a_token_without_an_embedding_is_named(directory: Path, tmp_path: Path) -> None:
+def test_a_token_without_an_embedding_is_named(directory, tmp_path):
     shutil.copytree(directory, tmp_path / "model", ignore=shutil.ignore_patterns("lens"))
     tokenizer = prismlm.load(directory).tokenizer
     tokenizer.add_tokens(["<NEW1>", "<NEW2>"])
@@ -167,9 +158,7 @@ def test_a_token_without_an_embedding_is_named(directory: Path, tmp_path: Path) 
     with pytest.raises(InputError, match=f"the text 'one' has the token {error}"):
         list(read_texts(lm, [Document("one", "Once <NEW2> upon")], 64))
     model, _, sidecar = load_checkpoint(tmp_path / "model")
-    (tmp_path / "unknown.txt").write_text(f"{TEXTS[0]} <NEW2>")
-    options = {"tokenizer": tmp_path / "model", "heldout_fraction": 0.0}
-    corpus = build_corpus(tmp_path / "unknown.txt", tmp_path / "unknown", **options)
+    corpus = build(tmp_path, tmp_path / "model", {"text": f"{TEXTS[0]} <NEW2>"})
     windows = IndexOptions(contexts=2, window=32, stride=16)
     with pytest.raises(InputError, match=r"embeds \d+ tokens"):
         build_index(model, sidecar.head, corpus, tmp_path / "lens", windows)

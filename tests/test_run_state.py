@@ -65,10 +65,7 @@ def test_temporary_files_of_a_killed_process_are_removed(tmp_path):
     (path / ".notes.tmp").touch()
     with writing(path, within=True):
         pass
-    assert sorted(str(file.relative_to(path)) for file in path.rglob("*")) == [
-        ".notes.tmp",
-        "inner",
-    ]
+    assert {file.name for file in path.rglob("*")} == {".notes.tmp", "inner"}
 
 
 def test_changed_settings_are_listed():

@@ -4,13 +4,7 @@ import numpy as np
 import pytest
 
 from prismlm.errors import InputError
-from prismlm.statistics import (
-    Interval,
-    bootstrap,
-    interval_of,
-    mean_intervals,
-    spearman,
-)
+from prismlm.statistics import Interval, bootstrap, interval_of, mean_intervals, spearman
 
 TOKENS = np.array([3.0, 8.0, 5.0, 1.0])
 MEDIANS = np.array([1.0, 2.0, 9.0])
