@@ -72,28 +72,6 @@ def test_every_format_gives_the_same_documents(kind, tmp_path):
     assert reader.done == reader.total
 
 
-def test_a_directory_is_read_in_sorted_order_without_hidden_files_and_corpora(tmp_path):
-    names = ("b.txt", "a.md", "sub/c.txt", "n.pdf", ".hidden/d.txt", ".e.txt", "out/f.txt", "N.PDF")
-    for name in (*names, "LICENSE"):
-        (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(f"text of {name}", encoding="utf-8")
-    (tmp_path / "out" / "corpus.json").write_text("{}", encoding="utf-8")
-    (tmp_path / "one.json").write_text('{"text": "alone"}', encoding="utf-8")
-    # What is linked or named again is read once.
-    (tmp_path / "sub" / "loop").symlink_to(tmp_path)
-    (tmp_path / "sub" / "d.txt").symlink_to(tmp_path / "b.txt")
-    reader = DocumentReader([tmp_path, tmp_path / "a.md"])
-    assert list(reader) == [
-        Document("a.md", "text of a.md", "a"),
-        Document("b.txt", "text of b.txt", "b"),
-        Document("one.json:1", "alone", "one"),
-        Document("sub/c.txt", "text of sub/c.txt", "c"),
-    ]
-    assert reader.ignored == {".pdf": 2, "without extension": 1}
-    (tmp_path / "old.txt").symlink_to(tmp_path / "nowhere.txt")
-    assert "old.txt cannot be read" in error_of(tmp_path)
-
-
 def test_columns_with_other_names(tmp_path):
     path = write_parquet(tmp_path / "t.parquet", {"body": ["x", "y"], "year": [1999, None]})
     documents = DocumentReader(path, Columns(text="body", title="year"))
@@ -221,32 +199,47 @@ def test_a_text_above_the_limit_is_refused(kind, tmp_path, monkeypatch):
     assert "larger than 1 MiB" in error_of(path)
 
 
+# A directory with hidden files, a corpus, and files that cannot be read.
+FILES = {
+    "b.txt": b"text of b",
+    "a.md": b"text of a",
+    "sub/c.txt": b"text of c",
+    "sub/d.jsonl.gz": gzip.compress(b'{"text": "d"}\n'),
+    "one.json": b'{"text": "alone"}',
+    "f.csv": b'text,id\n"x, y",f\n',
+    **dict.fromkeys(("n.pdf", "N.PDF", "LICENSE", ".e.txt", ".hidden/d.txt"), b"not this"),
+    **dict.fromkeys((".cache/dataset_dict.json", "out/corpus.json", "out/in/f.txt"), b"{}"),
+}
+DOCUMENTS = [
+    Document("a.md", "text of a", "a"),
+    Document("b.txt", "text of b", "b"),
+    Document("f", "x, y", "f"),
+    Document("one.json:1", "alone", "one"),
+    Document("sub/c.txt", "text of c", "c"),
+    Document("sub/d.jsonl.gz:1", "d", "d"),
+    Document("one", "c1", "table"),
+]
+
+
 @pytest.fixture
 def store(tmp_path):
     """The same files below a directory, and in a store of fsspec that is not this disk."""
-    upath = pytest.importorskip("upath")
-    table = pa.table({"text": ["c1", "c2"], "id": ["one", "two"]})
-    remote = upath.UPath(f"memory://{tmp_path.name}")
+    remote = pytest.importorskip("upath").UPath(f"memory://{tmp_path.name}")
+    write_parquet(tmp_path / "table.parquet", {"text": ["c1"], "id": ["one"]})
+    table = (tmp_path / "table.parquet").read_bytes()
     for root in (tmp_path, remote):
-        (root / "sub").mkdir(parents=True)
-        for name in ("built/corpus.json", "built/inner/e.txt", ".cache/dataset_dict.json"):
+        for name, data in (FILES | {"table.parquet": table}).items():
             (root / name).parent.mkdir(parents=True, exist_ok=True)
-            (root / name).write_text("{}")
-        (root / "a.txt").write_text("a text")
-        (root / ".hidden.txt").write_text("not this")
-        (root / "sub" / "b.jsonl").write_text('{"text": "b"}\n')
-        (root / "other.png").write_text("a picture")
-        (root / "f.csv").write_text('text,id\n"x, y",f\n')
-        (root / "e.jsonl.gz").write_bytes(gzip.compress(b'{"text": "e"}\n'))
-        with (root / "c.parquet").open("wb") as file:
-            pq.write_table(table, file)
+            (root / name).write_bytes(data)
     return tmp_path, remote
 
 
-def test_a_store_is_read_as_a_directory_is(store, monkeypatch):
+def test_a_directory_is_read_in_sorted_order_without_hidden_files_and_corpora(store, monkeypatch):
     local, remote = store
-    from_disk, listing = DocumentReader(local), remote.fs.ls
-    documents = list(from_disk)
+    listing = remote.fs.ls
+    # What is linked or named again is read once.
+    (local / "sub" / "loop").symlink_to(local)
+    (local / "sub" / "e.txt").symlink_to(local / "b.txt")
 
     def marked(_, path, detail=True, **options):
         # In a store, an empty file may mark a directory.
@@ -254,16 +247,16 @@ def test_a_store_is_read_as_a_directory_is(store, monkeypatch):
 
     monkeypatch.setattr(type(remote.fs), "ls", marked)
     # Typer's paths have lost a slash.
-    for address in (str(remote), str(remote).replace("//", "/"), remote):
-        reader = DocumentReader(address)
-        assert list(reader) == documents
-        names = [(file.name, file.size) for file in reader.files]
-        assert names == [(file.name, file.size) for file in from_disk.files]
-        assert reader.ignored == from_disk.ignored
-    assert list(DocumentReader(Path(f"file://{local}"))) == documents
-    inputs = [str(remote / "c.parquet"), local / "f.csv"]
-    ids = [document.doc_id for document in DocumentReader(inputs, Columns(id="id"))]
-    assert ids == ["one", "two", "f"]
+    addresses = str(remote), str(remote).replace("//", "/"), remote, Path(f"file://{local}")
+    for inputs in ([local, local / "a.md"], *addresses):
+        reader = DocumentReader(inputs)
+        assert list(reader) == DOCUMENTS
+        assert [(file.name, file.size) for file in reader.files][:2] == [("a.md", 9), ("b.txt", 9)]
+        assert reader.ignored == {".pdf": 2, "without extension": 1}
+    both = DocumentReader([str(remote / "table.parquet"), local / "f.csv"])
+    assert [document.doc_id for document in both] == ["one", "f"]
+    (local / "old.txt").symlink_to(local / "nowhere.txt")
+    assert "old.txt cannot be read" in error_of(local)
 
 
 @pytest.mark.parametrize(
