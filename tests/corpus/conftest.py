@@ -1,6 +1,8 @@
+from functools import partial
+
 import pytest
 
-from prismlm.corpus import build_corpus
+from prismlm.corpus import build_corpus, estimate_build
 from tests.helpers.records import RECORDS, write_jsonl
 
 
@@ -10,3 +12,26 @@ def corpus(tmp_path_factory):
     directory = tmp_path_factory.mktemp("corpus")
     path = write_jsonl(directory / "texts.jsonl", RECORDS)
     return build_corpus(path, directory / "built", vocab_size=300, parts=6, heldout_fraction=0.3)
+
+
+@pytest.fixture
+def make(tiny_corpus, tmp_path):
+    """Call a function on inputs, or rows, with an output and the tokenizer of `tiny_corpus`."""
+
+    def make(function, out="out", *, inputs=None, rows=None, **options):
+        if rows is not None:
+            inputs = write_jsonl(tmp_path / "texts.jsonl", rows)
+        options = {"tokenizer": tiny_corpus / "tokenizer"} | options
+        return function(inputs, tmp_path / out, **options)
+
+    return make
+
+
+@pytest.fixture
+def build(make):
+    return partial(make, build_corpus)
+
+
+@pytest.fixture
+def estimate(make):
+    return partial(make, estimate_build)

@@ -4,7 +4,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from prismlm.corpus import Columns, Document, build_corpus, estimate_build, load_tokenizer
+from prismlm.corpus import Columns, Document, load_tokenizer
 from prismlm.corpus.chat import as_chat, chat_text
 from prismlm.corpus.read import DocumentReader
 from prismlm.errors import InputError
@@ -72,13 +72,12 @@ def test_bad_messages_are_refused(tokenizer, messages, error, tmp_path):
             list(DocumentReader(path, tokenizer=tokenizer))
 
 
-def test_without_a_template_chats_are_refused(tiny_corpus, tmp_path):
+def test_without_a_template_chats_are_refused(tiny_corpus, build, estimate, tmp_path):
     with pytest.raises(InputError, match=r"tokenizer has no chat template.*chat_template\.jinja"):
         chat_text(load_tokenizer(tiny_corpus / "tokenizer"), CHAT)
-    path = write_jsonl(tmp_path / "a.jsonl", [{"messages": CHAT}])
-    for build in (build_corpus, estimate_build):
+    for make in (build, estimate):
         with pytest.raises(InputError, match=r"has no text but messages.*--tokenizer MODEL"):
-            build(path, tmp_path / "out", vocab_size=300)
+            make(rows=[{"messages": CHAT}], tokenizer=None)
     assert not (tmp_path / "out").exists()
 
 
@@ -117,17 +116,16 @@ def test_tool_calls_and_text_parts_are_rendered(template, messages, expected, to
     assert document.opening in ("Weather in Paris?", "Hi you")
 
 
-def test_chats_without_an_answer_are_left_out_of_a_corpus_and_counted(tokenizer, tmp_path):
+def test_chats_without_an_answer_are_left_out_of_a_corpus_and_counted(tokenizer, build, tmp_path):
     tokenizer.chat_template = PLAIN
     tokenizer.save_pretrained(tmp_path / "tokenizer")
     speakers = ("human", "function_call", "observation", "gpt")
     values = ("Use it", "{}", "42", "It is 42.")
     chat = [{"from": s, "value": v} for s, v in zip(speakers, values, strict=True)]
     rows = [{"id": f"s{n}", "conversations": part} for n, part in enumerate((chat, chat[:1]))]
-    path = write_jsonl(tmp_path / "t.jsonl", rows)
-    built = build_corpus(path, tmp_path / "out", tokenizer=tmp_path / "tokenizer")
+    built = build(rows=rows, tokenizer=tmp_path / "tokenizer")
     assert built.doc_ids == ["s0"]
     assert built.meta["left_out"] == {"chat without an answer": 1}
-    first, second = DocumentReader(path, tokenizer=tokenizer)
+    first, second = DocumentReader(tmp_path / "texts.jsonl", tokenizer=tokenizer)
     assert first.text == "<user>Use it\n<assistant>{}\n<tool>42\n<assistant>It is 42.\n"
     assert second.text == "<user>Use it\n"

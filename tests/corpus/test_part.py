@@ -4,7 +4,7 @@ import hashlib
 import os
 import shutil
 from dataclasses import replace
-from typing import Any
+from functools import partial
 
 import numpy as np
 import pyarrow as pa
@@ -19,12 +19,10 @@ from prismlm.corpus import (
     Filters,
     HubDataset,
     build_corpus,
-    estimate_build,
     formats,
 )
 from prismlm.corpus import part as module
 from prismlm.corpus.part import CorpusPart
-from prismlm.corpus.tokenizer import train_tokenizer
 from prismlm.corpus.windows import BlockOrder
 from prismlm.errors import InputError, Interrupted
 from prismlm.parts import ENGINES
@@ -36,14 +34,9 @@ WORDS = "the sea and the land that have been with us to be of use in every year"
 GOOD = " ".join(WORDS * 5)
 
 
-@pytest.fixture(scope="module")
-def tokenizer(tmp_path_factory):
-    """The directory of a tokenizer."""
-    directory = tmp_path_factory.mktemp("tokenizer")
-    train_tokenizer((f"Row {n} of {n * n} many é." for n in range(200)), 300).save_pretrained(
-        directory
-    )
-    return directory
+@pytest.fixture
+def tokenizer(tiny_corpus):
+    return tiny_corpus / "tokenizer"
 
 
 @pytest.fixture
@@ -75,16 +68,14 @@ def store(texts, tmp_path):
 
 
 @pytest.fixture
-def build(texts, tokenizer, tmp_path):
-    """Build a corpus from files, or from rows, in four parts."""
+def build(build, texts):
+    """Build a corpus from these files, or from rows, in four parts."""
+    return partial(build, inputs=texts, parts=4)
 
-    def build(out="out", inputs=texts, rows=None, **others):
-        if rows is not None:
-            inputs = write_jsonl(tmp_path / "rows.jsonl", rows)
-        options = {"tokenizer": tokenizer, "parts": 4} | others
-        return build_corpus(inputs, tmp_path / out, **options)
 
-    return build
+def contents(directory):
+    files = (path for path in sorted(directory.rglob("*")) if path.is_file())
+    return {str(path.relative_to(directory)): path.read_bytes() for path in files}
 
 
 def written(corpus):
@@ -250,7 +241,7 @@ def test_an_id_in_two_parts_is_refused_or_left_out(options, build):
     if "filters" in options:
         pytest.importorskip("datatrove")
     rows = [row | {"id": f"d{n % 23}"} for n, row in enumerate(near_duplicates())]
-    with pytest.raises(InputError, match=r"rows\.jsonl:\d+: another document has the id 'd"):
+    with pytest.raises(InputError, match=r"texts\.jsonl:\d+: another document has the id 'd"):
         build(rows=rows, parts=5, **options)
     options = options | {"rows": rows, "skip_bad_rows": True, "overwrite": True}
     one, five = (build(f"in {parts}", parts=parts, **options) for parts in (1, 5))
@@ -264,24 +255,18 @@ def test_texts_are_left_out_by_language_and_quality(build):
     german = "Das Meer und das Land to be with gehören uns allen. " * 12
     rows = [{"text": text} for text in (GOOD, german, "The sea.", "# " * 90 + GOOD)]
     built = build(rows=rows, filters=Filters(("en",), quality=True))
-    assert built.doc_ids == ["rows.jsonl:1"]
+    assert built.doc_ids == ["texts.jsonl:1"]
     reasons = {"language de": 1, "quality: short doc": 1, "quality: too many hashes": 1}
     assert built.meta["left_out"] == reasons
     both = build("both", rows=rows, filters=Filters(("en", "de"), quality=True))
-    assert both.doc_ids == ["rows.jsonl:1", "rows.jsonl:2"]
+    assert both.doc_ids == ["texts.jsonl:1", "texts.jsonl:2"]
 
 
-OPTIONS: dict[str, Any] = {"vocab_size": 300, "parts": 6, "heldout_fraction": 0.3}
-
-
-def contents(directory):
-    files = (path for path in sorted(directory.rglob("*")) if path.is_file())
-    return {str(path.relative_to(directory)): path.read_bytes() for path in files}
-
-
-def rebuild(directory, records, **options):
-    path = write_jsonl(directory / "texts.jsonl", records)
-    return build_corpus(path, directory / "built", overwrite=True, **OPTIONS | options)
+@pytest.fixture
+def rebuild(build, corpus):
+    """Build a corpus of records as `corpus` is built, with its tokenizer."""
+    options = {"heldout_fraction": 0.3, "tokenizer": corpus.path / "tokenizer", "parts": 6}
+    return lambda rows, **others: build(rows=rows, overwrite=True, **options | others)
 
 
 def test_the_directory_follows_the_format(corpus):
@@ -307,7 +292,7 @@ def test_the_directory_follows_the_format(corpus):
     assert corpus.meta["counts"] == counts | {"skipped": 0}
 
 
-def test_the_split_follows_the_rule_in_the_metadata(corpus, tmp_path):
+def test_the_split_follows_the_rule_in_the_metadata(corpus, rebuild):
     digests = (hashlib.sha256(record["id"].encode()).digest() for record in RECORDS)
     keys = [int.from_bytes(digest[:8], "little") / 2**64 for digest in digests]
     held_out = [n for n, key in enumerate(keys) if key < 0.3]
@@ -318,23 +303,22 @@ def test_the_split_follows_the_rule_in_the_metadata(corpus, tmp_path):
     tokens = corpus.lengths[held_out].sum()
     assert corpus.meta["heldout"] == {"documents": len(held_out), "tokens": tokens}
     # A fraction that is too small holds one document out.
-    small = rebuild(tmp_path, RECORDS, heldout_fraction=1e-9)
+    small = rebuild(RECORDS, heldout_fraction=1e-9)
     first = int(np.argmin(keys))
     assert small.split("heldout").tolist() == [first]
     assert small.meta["heldout"] == {"documents": 1, "tokens": small.lengths[first]}
 
 
 @pytest.mark.parametrize("count", [1, 5])
-def test_one_of_two_or_more_documents_is_held_out(count, tiny_corpus, tmp_path):
+def test_one_of_two_or_more_documents_is_held_out(count, rebuild):
     records = [{"id": f"{number}.txt", "text": "The sea was calm. " * 9} for number in range(count)]
     # Some parts are empty.
-    options = {"parts": 3, "tokenizer": tiny_corpus / "tokenizer"}
-    built = rebuild(tmp_path, records, heldout_fraction=0.05, **options)
+    built = rebuild(records, heldout_fraction=0.05)
     assert len(built.split("heldout")) == built.meta["heldout"]["documents"] == (count > 1)
     assert built.meta["heldout"]["tokens"] == built.lengths[built.split("heldout")].sum()
-    assert len(rebuild(tmp_path, records, heldout_fraction=0, **options).split("heldout")) == 0
     stated = [{"text": "a", "split": "train"}] * count
-    assert len(rebuild(tmp_path, stated, **options).split("heldout")) == 0
+    for none in (rebuild(records, heldout_fraction=0), rebuild(stated)):
+        assert len(none.split("heldout")) == 0
 
 
 STATED = (" Train", "training", "test", "validation", "", "held-out", "eval", "dev")
@@ -347,9 +331,8 @@ def stated_records(**others):
     ]
 
 
-def test_a_split_column_overrides_the_rule(corpus, tmp_path):
-    options = {"tokenizer": corpus.path / "tokenizer", "parts": 2}
-    stated = rebuild(tmp_path, stated_records(), **options)
+def test_a_split_column_overrides_the_rule(corpus, rebuild):
+    stated = rebuild(stated_records())
     by_id = corpus.split("heldout").tolist()
     expected = sorted({2, 3, 5, 6, 7} | {n for n in by_id if n not in {0, 1}})
     assert stated.split("heldout").tolist() == expected != by_id
@@ -364,26 +347,25 @@ def test_a_split_column_overrides_the_rule(corpus, tmp_path):
     assert read == {n for n in expected if stated.lengths[n] > 1}
     unknown = stated_records(n9="tets")
     with pytest.raises(InputError, match=r"'long-4' has the split 'tets': .*--split-column ''"):
-        rebuild(tmp_path, unknown, **options)
-    ignored = rebuild(tmp_path, unknown, columns=Columns(split=""), **options)
+        rebuild(unknown)
+    ignored = rebuild(unknown, columns=Columns(split=""))
     assert ignored.fingerprint == corpus.fingerprint
 
 
-def test_equal_inputs_give_equal_bytes_and_fingerprints(corpus, tmp_path):
-    assert contents(rebuild(tmp_path, RECORDS).path) == contents(corpus.path)
+def test_equal_inputs_give_equal_bytes_and_fingerprints(corpus, rebuild):
+    again = rebuild(RECORDS, tokenizer=None, vocab_size=300)
+    assert contents(again.path) == contents(corpus.path)
     changed = [*RECORDS[:-1], {**RECORDS[-1], "license": "other"}]
-    options = {"tokenizer": corpus.path / "tokenizer"}
-    assert rebuild(tmp_path, changed, **options).fingerprint != corpus.fingerprint
+    assert rebuild(changed).fingerprint != corpus.fingerprint
 
 
-def test_a_large_vocabulary_is_stored_in_four_bytes(tmp_path):
+def test_a_large_vocabulary_is_stored_in_four_bytes(build, tmp_path):
     words = {f"w{n}": n for n in range(70_000)} | {"</s>": 70_000, "<unk>": 70_001}
     backend = Tokenizer(models.WordLevel(words, unk_token="<unk>"))
     backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     special = {"eos_token": "</s>", "unk_token": "<unk>"}
     PreTrainedTokenizerFast(tokenizer_object=backend, **special).save_pretrained(tmp_path / "t")
-    records = [{"text": "w69999 w3 </s> zebra"}]
-    corpus = rebuild(tmp_path, records, tokenizer=tmp_path / "t", parts=1)
+    corpus = build(rows=[{"text": "w69999 w3 </s> zebra"}], tokenizer=tmp_path / "t")
     tokens = corpus.tokens(0, 5)
     assert tokens.dtype == np.uint32
     assert tokens[[0, 1, 3, 4]].tolist() == [69_999, 3, 70_001, 70_000]
@@ -412,43 +394,38 @@ def test_an_existing_corpus_is_replaced_only_on_request(corpus, tmp_path):
     assert not list(tmp_path.glob(".*"))
 
 
-@pytest.mark.parametrize("make", [build_corpus, estimate_build])
 @pytest.mark.parametrize(
-    ("row", "options", "message"),
+    ("text", "options", "message"),
     [
-        ('{"text": "a"}', {"vocab_size": 12}, "257"),
-        ('{"text": "a"}', {"heldout_fraction": float("nan")}, "below 1"),
-        ('{"text": 3}', {"vocab_size": 300}, r"t\.jsonl:2: the text is 3"),
+        ("a", {"vocab_size": 12}, "257"),
+        ("a", {"heldout_fraction": float("nan")}, "below 1"),
+        (3, {"vocab_size": 300}, r"texts\.jsonl:2: the text is 3"),
     ],
 )
-def test_what_a_build_and_its_dry_run_refuse(make, row, options, message, tmp_path):
-    path = tmp_path / "t.jsonl"
-    path.write_text(f'{{"text": "a"}}\n{row}\n')
-    with pytest.raises(InputError, match=message):
-        make(path, tmp_path / "out", **options)
+def test_what_a_build_and_its_dry_run_refuse(text, options, message, build, estimate, tmp_path):
+    rows = [{"text": "a"}, {"text": text}]
+    for make in (build, estimate):
+        with pytest.raises(InputError, match=message):
+            make(rows=rows, tokenizer=None, **options)
     assert not (tmp_path / "out").exists()
 
 
-def test_estimated_tokens_are_those_of_the_corpus(tiny_corpus, tmp_path, monkeypatch):
+def test_estimated_tokens_are_those_of_the_corpus(build, estimate, tmp_path, monkeypatch):
     """Exactly where all of it is tokenised, and nearly where its beginning is."""
-    options = {"tokenizer": tiny_corpus / "tokenizer"}
     rows = [{"text": f"{n} " + "a line of text " * (n % 4 + 1)} for n in range(9000)]
     path = write_jsonl(tmp_path / "t.jsonl", rows)
-    built = build_corpus(path, tmp_path / "built", **options)
-    exact = estimate_build(path, tmp_path / "out", **options)
+    built, exact = build("built", inputs=path), estimate(inputs=path)
     assert (exact.figures["documents"], exact.figures["tokens"]) == (9000, built.num_tokens)
     size = sum(file.stat().st_size for file in built.path.glob("*-0*"))
     assert exact.disk_bytes == pytest.approx(size, rel=0.05)
     monkeypatch.setattr(module, "MEASURED_SECONDS", 0.0)
-    cost = estimate_build(path, tmp_path / "out", **options)
+    cost = estimate(inputs=path)
     assert cost.unknown == ("Whether the rest is like the first 4,096 documents.",)
     assert not exact.unknown
     assert cost.figures["documents"] == pytest.approx(9000, rel=0.1)
     assert cost.figures["tokens"] == pytest.approx(built.num_tokens, rel=0.1)
-    assert estimate_build(path, tmp_path / "out", vocab_size=300).seconds > cost.seconds > 0
-    streamed = estimate_build(
-        HubDataset("json", data_files=(str(path),)), tmp_path / "out", **options
-    )
+    assert estimate(inputs=path, tokenizer=None, vocab_size=300).seconds > cost.seconds > 0
+    streamed = estimate(inputs=HubDataset("json", data_files=(str(path),)))
     assert (streamed.seconds, streamed.figures["tokens"], streamed.disk_bytes) == (None, None, None)
     assert "does not say before it is read" in streamed.unknown[1]
     assert not (tmp_path / "out").exists()

@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from prismlm import files
-from prismlm.corpus import Columns, Document, DocumentReader, build_corpus, formats
+from prismlm.corpus import Columns, Document, DocumentReader, formats
 from prismlm.errors import InputError
 
 RECORDS: list[dict[str, Any]] = [
@@ -161,7 +161,7 @@ BAD_FILES = {
 }
 
 
-def test_the_first_bad_row_is_named_or_all_are_left_out_and_counted(tiny_corpus, tmp_path):
+def test_the_first_bad_row_is_named_or_all_are_left_out_and_counted(build, tmp_path):
     texts = tmp_path / "texts"
     texts.mkdir()
     reasons = {}
@@ -170,11 +170,10 @@ def test_the_first_bad_row_is_named_or_all_are_left_out_and_counted(tiny_corpus,
         reasons |= why
     (texts / "h_gbk.txt").write_bytes("你好，世界。".encode("gbk"))
     write_parquet(texts / "i_binary.parquet", {"text": [b"bytes", b"more"]})
-    options: dict[str, Any] = {"tokenizer": tiny_corpus / "tokenizer"}
     with pytest.raises(InputError, match=r"a_cut\.jsonl:2 is not valid JSON(.*)--skip-bad-rows"):
-        build_corpus(texts, tmp_path / "out", **options)
+        build(inputs=texts)
     assert not (tmp_path / "out").exists()
-    built = build_corpus(texts, tmp_path / "out", skip_bad_rows=True, **options)
+    built = build(inputs=texts, skip_bad_rows=True)
     assert built.meta["left_out"] == reasons | {"not UTF-8": 2, "text is not a string": 3}
     assert (built.meta["counts"]["skipped"], len(built)) == (12, 8)
 

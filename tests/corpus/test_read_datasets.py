@@ -1,15 +1,16 @@
 """Hugging Face datasets, from local copies: no test needs a network."""
 
-import json
+from functools import partial
 
 import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from prismlm.corpus import Columns, HubDataset, build_corpus
+from prismlm.corpus import Columns, HubDataset
 from prismlm.errors import InputError
 from tests.corpus.test_part import written
+from tests.helpers.records import write_jsonl
 
 # Every seventh is empty and left out.
 ROWS = [
@@ -36,12 +37,8 @@ def folder(tmp_path_factory):
 
 
 @pytest.fixture
-def build(tiny_corpus, tmp_path):
-    def build(dataset, out="out", columns=COLUMNS, **options):
-        options |= {"tokenizer": tiny_corpus / "tokenizer", "columns": columns}
-        return build_corpus(dataset, tmp_path / out, **options)
-
-    return build
+def build(build):
+    return partial(build, columns=COLUMNS)
 
 
 def texts(corpus):
@@ -52,7 +49,8 @@ def test_a_folder_of_parquet_is_streamed_and_its_parts_are_files(folder, build, 
     monkeypatch.setattr(
         datasets.Dataset, "from_parquet", lambda *_, **__: pytest.fail("read as a whole")
     )
-    files, one, five = (build(HubDataset(str(folder)), str(n), parts=n) for n in (None, 1, 5))
+    dataset = HubDataset(str(folder))
+    files, one, five = (build(str(n), inputs=dataset, parts=n) for n in (None, 1, 5))
     assert len(files.meta["shards"]) == 3
     assert files.doc_ids[:2] == ["numbers:1:2", "numbers:1:3"]
     assert texts(files) == [row["body"] for row in KEPT]
@@ -64,8 +62,8 @@ def test_a_folder_of_parquet_is_streamed_and_its_parts_are_files(folder, build, 
 def test_a_dataset_saved_to_disk(build, tmp_path):
     saved = tmp_path / "saved"
     datasets.DatasetDict({"test": datasets.Dataset.from_list(ROWS[:40])}).save_to_disk(str(saved))
-    found = HubDataset(str(saved), split="test")
-    one, three = (build(found, str(n), parts=n) for n in (1, 3))
+    dataset = HubDataset(str(saved), split="test")
+    one, three = (build(str(n), inputs=dataset, parts=n) for n in (1, 3))
     assert texts(one) == [row["body"] for row in ROWS[:40] if row["body"]]
     assert one.doc_ids[:2] == ["saved:2", "saved:3"]
     assert written(one) == written(three)
@@ -73,36 +71,34 @@ def test_a_dataset_saved_to_disk(build, tmp_path):
 
 def test_data_files(folder, build, tmp_path, monkeypatch):
     for part in range(2):
-        lines = (json.dumps(row) + "\n" for row in ROWS[part * 50 : part * 50 + 50])
-        (tmp_path / f"part-{part}.jsonl").write_text("".join(lines))
-    every = build(HubDataset("json", data_files=(str(tmp_path / "part-*.jsonl"),)), "every")
+        write_jsonl(tmp_path / f"part-{part}.jsonl", ROWS[part * 50 : part * 50 + 50])
+    every = build(inputs=HubDataset("json", data_files=(str(tmp_path / "part-*.jsonl"),)))
     assert texts(every) == [row["body"] for row in ROWS[:100] if row["body"]]
     path = str(tmp_path / "part-1.jsonl")
-    one = build(HubDataset("json", data_files=(path,)), "one")
+    one = build("one", inputs=HubDataset("json", data_files=(path,)))
     assert one.doc_ids[0] == "part-1:1"
     assert one.meta["read"]["dataset"]["data_files"] == [path]
     # Relative to a directory of data files.
     monkeypatch.chdir(folder.parent)
-    relative = build(HubDataset(folder.name, data_files=("train-1.parquet",)), "relative")
+    dataset = HubDataset(folder.name, data_files=("train-1.parquet",))
+    relative = build("relative", inputs=dataset)
     assert texts(relative) == [row["body"] for row in ROWS[300:600] if row["body"]]
     assert relative.meta["read"]["dataset"]["data_files"] == ["train-1.parquet"]
 
 
 @pytest.mark.parametrize(
-    ("dataset", "columns", "words"),
+    ("name", "split", "columns", "words"),
     [
-        (HubDataset("{folder}", split="tset"), COLUMNS, "'tset'"),
-        (HubDataset("{folder}/nothing"), COLUMNS, "cannot be read"),
-        (HubDataset("{folder}"), Columns(text="text"), "the columns are: body, licence"),
+        ("", "tset", COLUMNS, "'tset'"),
+        ("nothing", "train", COLUMNS, "cannot be read"),
+        ("", "train", Columns(text="text"), "the columns are: body, licence"),
     ],
 )
-def test_what_cannot_be_read(folder, build, tmp_path, dataset, columns, words):
-    name = dataset.name.format(folder=folder)
+def test_what_cannot_be_read(folder, build, tmp_path, name, split, columns, words):
+    dataset = HubDataset(str(folder / name), split=split)
     for skip in (False, True):  # a missing column is no fault of a row
         with pytest.raises(InputError, match=words) as caught:
-            build(
-                HubDataset(name, dataset.config, dataset.split), columns=columns, skip_bad_rows=skip
-            )
+            build(inputs=dataset, columns=columns, skip_bad_rows=skip)
         assert "Fix the row" not in str(caught.value)
     assert not (tmp_path / "out").exists()
 
