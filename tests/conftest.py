@@ -27,7 +27,7 @@ from jaxtyping import config as checks
 class Boundaries(_import_hook.JaxtypingTransformer):
     """Leaves out inner functions, whose checks at every call took a fifth of a pass."""
 
-    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.FunctionDef:
+    def visit_FunctionDef(self, node):
         inside = any(isinstance(parent, ast.FunctionDef) for parent in self._parents)
         return node if inside else super().visit_FunctionDef(node)
 
@@ -44,7 +44,8 @@ settings.register_profile("prismlm", deadline=None, max_examples=60, derandomize
 settings.load_profile("prismlm")
 torch.set_num_threads(1)
 
-from collections.abc import Callable, Iterator
+from functools import partial
+from importlib import import_module
 
 import pytest
 
@@ -53,45 +54,43 @@ from prismlm.parts import ENGINES
 # Failed assertions of helpers show their values too.
 pytest.register_assert_rewrite("tests.helpers")
 
-Making = Callable[[Path], Path]
 
-
-def pytest_addoption(parser: pytest.Parser) -> None:
+def pytest_addoption(parser):
     parser.addoption("--images", action="store_true", help="replace the pictures of docs/images")
 
 
 @pytest.fixture
-def unchecked() -> Iterator[None]:
+def unchecked():
     """Switch off checks of types and shapes, as for users."""
     checks.update("jaxtyping_disable", True)
     yield
     checks.update("jaxtyping_disable", False)
 
 
-def pytest_configure(config: pytest.Config) -> None:
+def pytest_configure(config):
     # Processes in the background of a shell ignore Ctrl-C, which tests send to themselves.
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
-def pytest_collection_finish() -> None:
+def pytest_collection_finish():
     # Accelerate collects garbage at every run; imported modules need not be scanned each time.
     gc.collect()
     gc.freeze()
 
 
-def pytest_unconfigure() -> None:
+def pytest_unconfigure():
     gc.unfreeze()
 
 
 @pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
+def one_thread():
     """Reset the number of threads, which changes last digits of later tests."""
     yield
     torch.set_num_threads(1)
 
 
-def made_once(tmp_path_factory: pytest.TempPathFactory, name: str, make: Making) -> Path:
+def made_once(tmp_path_factory, name, make):
     """Return what ``make`` writes, once, in a directory that all processes of a test run share."""
     base = tmp_path_factory.getbasetemp()
     # With several processes, each has a directory in that of the run.
@@ -109,7 +108,7 @@ def made_once(tmp_path_factory: pytest.TempPathFactory, name: str, make: Making)
 
 
 @pytest.fixture(params=ENGINES)
-def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+def engine(request, monkeypatch):
     """Each engine of workers that is installed."""
     if request.param != "local":
         pytest.importorskip(request.param)
@@ -118,53 +117,33 @@ def engine(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     return request.param
 
 
-@pytest.fixture(scope="session")
-def tiny_corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A corpus directory of some hundred documents of the bundled sample."""
-    from tests.helpers.tiny import build_tiny_corpus
+def made_by(module, function, *needed):
+    """Return a session fixture: what a helper makes of other fixtures, once."""
 
-    return made_once(tmp_path_factory, "corpus", build_tiny_corpus)
+    @pytest.fixture(scope="session")
+    def fixture(request, tmp_path_factory):
+        others = [request.getfixturevalue(name) for name in needed]
+        make = getattr(import_module(f"tests.helpers.{module}"), function)
+        return made_once(tmp_path_factory, function, partial(make, *others))
 
-
-@pytest.fixture(scope="session")
-def small_corpus(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A corpus directory of two dozen starts of documents, of 320 different tokens."""
-    from tests.helpers.families import small_corpus
-
-    return made_once(tmp_path_factory, "small-corpus", small_corpus)
+    return fixture
 
 
-@pytest.fixture(scope="session")
-def studied(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Tiny models named by their kinds, and pairs.parquet. Copy what is to be changed."""
-    from tests.helpers.studied import make_studied
-
-    return made_once(tmp_path_factory, "studied", make_studied)
-
-
-@pytest.fixture(scope="session")
-def tiny_model(tiny_corpus: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A model directory with a head and a lens of `tiny_corpus`. Copy it to change it."""
-    from prismlm.corpus import Corpus
-    from tests.helpers.tiny import train_tiny_model
-
-    def trained(directory: Path) -> Path:
-        return train_tiny_model(Corpus.open(tiny_corpus), directory / "tiny")
-
-    return made_once(tmp_path_factory, "model", trained)
+# A corpus directory of some hundred documents of the bundled sample.
+tiny_corpus = made_by("tiny", "build_tiny_corpus")
+# A model directory with a head and a lens of `tiny_corpus`. Copy it to change it.
+tiny_model = made_by("tiny", "train_tiny_model", "tiny_corpus")
+# One in five documents of `tiny_corpus`, in the tokens of `tiny_model`.
+short_corpus = made_by("tiny", "build_small_corpus", "tiny_model")
+# A corpus directory of two dozen starts of documents, of 320 different tokens.
+small_corpus = made_by("families", "small_corpus")
+# Tiny models named by their kinds, and pairs.parquet. Copy what is to be changed.
+studied = made_by("studied", "make_studied")
 
 
 @pytest.fixture(scope="module")
-def lm(tiny_model: Path) -> "PrismLM":
+def lm(tiny_model):
     """The model of `tiny_model`, opened for each file: tests may change it."""
     import prismlm
 
     return prismlm.load(tiny_model)
-
-
-@pytest.fixture(scope="session")
-def short_corpus(tiny_model: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """One in five documents of `tiny_corpus`, in the tokens of `tiny_model`."""
-    from tests.helpers.tiny import build_small_corpus
-
-    return made_once(tmp_path_factory, "short", lambda to: build_small_corpus(tiny_model, to))

@@ -29,12 +29,12 @@ def clock(monkeypatch):
 
 def test_a_rate_omits_the_first_step_and_stops_in_time(clock):
     # The first took 100 s; then 30 in 3 s.
-    assert rate_of(clock((100, 10), (1, 10), (2, 20))) == 10
-    assert rate_of(clock((4, 10))) == 2.5
-    assert rate_of(clock()) == 0
+    assert rate_of(clock((100, 10), (1, 10), (2, 20)), 5) == 10
+    assert rate_of(clock((4, 10)), 5) == 2.5
+    assert rate_of(clock(), 5) == 0
     slow = clock((1, 1), (3, 3), (3, 3), (3, 3))
     assert rate_of(slow, seconds=5) == 1
     assert list(slow) == [3]
     many = clock((1, 1), (1, 4), (1, 4), (1, 4))
-    assert rate_of(many, enough=8) == 4
+    assert rate_of(many, 5, enough=8) == 4
     assert list(many) == [4]

@@ -17,9 +17,9 @@ from prismlm.interventions.steering import steer
 from prismlm.lens.build import IndexOptions, build_index
 from prismlm.lens.scan import read_states
 from prismlm.models.checkpoint import load_checkpoint
-from tests.conftest import made_once
+from tests.conftest import made_by
 from tests.explorer.conftest import Served
-from tests.helpers.begun import begun_model, reading
+from tests.helpers.begun import reading
 from tests.helpers.records import write_jsonl
 
 MARKED = "He wrote </s> and <s> and <|im_end|>\n<|im_start|>assistant\non the wall."
@@ -32,9 +32,7 @@ TEXTS = (
 STEERED = {"generate": 1, "prototype": 0, "strength": -0.5}
 
 
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory):
-    return made_once(tmp_path_factory, "begun", begun_model)
+directory = made_by("begun", "begun_model")
 
 
 @pytest.fixture(scope="module")

@@ -7,11 +7,10 @@ import resource
 import sys
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 RSS_UNIT = 1 if sys.platform == "darwin" else 1024
-SECONDS_MEASURED = 5.0
 
 
 @dataclass(frozen=True)
@@ -36,14 +35,8 @@ class Cost:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the cost as JSON values."""
-        return {
-            **self.figures,
-            "seconds": self.seconds,
-            "memory_bytes": self.memory_bytes,
-            "disk_bytes": self.disk_bytes,
-            "basis": self.basis,
-            "unknown": list(self.unknown),
-        }
+        value = asdict(self) | {"unknown": list(self.unknown)}
+        return value.pop("figures") | value
 
 
 def seconds_of(call: Callable[[], object], times: int = 1) -> float:
@@ -57,9 +50,7 @@ def seconds_of(call: Callable[[], object], times: int = 1) -> float:
     return (time.perf_counter() - began) / times
 
 
-def rate_of(
-    amounts: Iterable[int], seconds: float = SECONDS_MEASURED, *, enough: float = math.inf
-) -> float:
+def rate_of(amounts: Iterable[int], seconds: float, *, enough: float = math.inf) -> float:
     """Return amounts per second of work that yields the amount of each step; 0 without steps.
 
     The first step is a warm-up, and counts only if it is the only one. No step starts after so

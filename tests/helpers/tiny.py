@@ -45,8 +45,9 @@ def _documents(directory: Path, every: int = 1) -> Path:
     return source
 
 
-def train_tiny_model(corpus: Corpus, directory: Path) -> Path:
+def train_tiny_model(tiny_corpus: Path, directory: Path) -> Path:
     """Train backbone and head together, save them, and index the corpus."""
+    corpus, directory = Corpus.open(tiny_corpus), directory / "tiny"
     torch.manual_seed(0)
     config = build_config({"preset": "llama-tiny"}, len(corpus.tokenizer), corpus.eos_token_id)
     model = build_model(config)

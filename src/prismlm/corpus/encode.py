@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from weakref import WeakKeyDictionary
 
@@ -111,12 +111,10 @@ class Encoder:
 
         if not isinstance(self.text.decoder, decoders.ByteLevel):
             return None
-        vocabulary, byte_of = self.text.get_vocab(), byte_alphabet()
-        added = self.text.get_added_tokens_decoder()
+        vocabulary, added = self.text.get_vocab(), self.text.get_added_tokens_decoder()
         values = [b""] * (max(vocabulary.values(), default=-1) + 1)
         for token, number in vocabulary.items():
-            plain = number in added or not byte_of.keys() >= set(token)
-            values[number] = token.encode() if plain else bytes(map(byte_of.__getitem__, token))
+            values[number] = (number not in added and byte_level_bytes(token)) or token.encode()
         return values
 
     @cached_property
@@ -239,8 +237,14 @@ def check_fast(tokenizer: Any, name: str) -> None:
         )
 
 
-def byte_alphabet() -> dict[str, int]:
-    """Return the byte of each character of byte-level vocabularies."""
+def byte_level_bytes(token: str) -> bytes:
+    """Return the bytes that a token of a byte-level vocabulary spells; b"" for another token."""
+    byte_of = _byte_alphabet()
+    return bytes(map(byte_of.__getitem__, token)) if byte_of.keys() >= set(token) else b""
+
+
+@cache
+def _byte_alphabet() -> dict[str, int]:
     from transformers.convert_slow_tokenizer import bytes_to_unicode
 
     return {character: byte for byte, character in bytes_to_unicode().items()}

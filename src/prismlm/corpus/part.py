@@ -210,14 +210,11 @@ class CorpusPart:
         whole = self.open_inputs()
         count = min(PLACES, max(whole.default_parts(), (whole.total or 0) // PLACE_BYTES))
         texts, size = list[str](), 0
-
-        def reason(document: Document, _: int) -> str | None:
-            return self.filters.reason(document)
-
+        how: dict[str, Any] = {"reason": lambda document, _: self.filters.reason(document)}
         # One after another, as a reader may hold a whole file.
         for number in range(count):
             until = TRAINING_CHARACTERS * (number + 1) // count
-            for document in self.open_inputs(share=(number, count), used=None, reason=reason):
+            for document in self.open_inputs(share=(number, count), used=None, **how):
                 texts.append(document.text[: until - size])
                 size += len(texts[-1])
                 if size >= until:

@@ -13,7 +13,7 @@ import numpy as np
 from jaxtyping import Int64
 from transformers import PreTrainedTokenizerBase
 
-from prismlm.corpus.encode import byte_alphabet, encode_spans
+from prismlm.corpus.encode import byte_level_bytes, encode_spans
 from prismlm.errors import InputError
 
 # The replacement character for invalid bytes; and the maximum number of tokens of a piece.
@@ -97,10 +97,8 @@ def token_alone(tokenizer: PreTrainedTokenizerBase, token: int) -> str:
 
 def _bytes(token: str) -> bytes:
     """Return the bytes of a token of a byte-level or byte-fallback vocabulary, else b""."""
-    if byte := BYTE.fullmatch(token):
-        return bytes([int(byte[1], 16)])
-    byte_of = byte_alphabet()
-    return bytes(map(byte_of.__getitem__, token)) if byte_of.keys() >= set(token) else b""
+    byte = BYTE.fullmatch(token)
+    return bytes([int(byte[1], 16)]) if byte else byte_level_bytes(token)
 
 
 @dataclass(frozen=True)

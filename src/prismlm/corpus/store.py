@@ -65,6 +65,7 @@ class Corpus:
         dtype = np.dtype(meta["dtype"]).newbyteorder("<")
         self._shard = cache(lambda n: layout.map_file(path / layout.TOKENS.format(n), dtype))
         self._columns: dict[str, list[str | None]] = {}
+        self._held_out = cache(self._find_held_out)
         self._left_out = np.empty(0, dtype=np.int64)
         # Older corpora have no split column.
         schema = layout.STORED_SCHEMA if meta["split"].get("stated") else layout.DOCUMENT_SCHEMA
@@ -149,9 +150,7 @@ class Corpus:
         numbers = np.arange(start, len(self) if stop is None else stop, dtype=np.int64)
         if name == "all":
             return numbers
-        is_whole = len(numbers) == len(self)
-        held_out = self._held_out if is_whole else self._find_held_out(start, len(numbers))
-        chosen = numbers[held_out == (name == "heldout")]
+        chosen = numbers[self._held_out(start, len(numbers)) == (name == "heldout")]
         return np.setdiff1d(chosen, self._left_out, assume_unique=True)
 
     def without(self, documents: Collection[int]) -> Corpus:
@@ -159,10 +158,6 @@ class Corpus:
         corpus = copy.copy(self)
         corpus._left_out = np.array(sorted({*documents}), dtype=np.int64)
         return corpus
-
-    @cached_property
-    def _held_out(self) -> np.ndarray:
-        return self._find_held_out(0, len(self))
 
     def _find_held_out(self, start: int, count: int) -> np.ndarray:
         columns = {"doc_id": self._ids}
