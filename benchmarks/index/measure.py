@@ -100,7 +100,7 @@ def measure_ratio(
     with work, torch.inference_mode():
         while slot < order.count and not (tokens and scan.tokens >= tokens):
             grid = order.windows(slot, text, "train", 256, 192)
-            for batch in window_batches(grid, text, PASS_TOKENS, text.eos_token_id):
+            for batch in window_batches(grid, text, PASS_TOKENS):
                 inputs = {"input_ids": batch.input_ids, "use_cache": False}
                 inputs["attention_mask"] = batch.attention_mask.long()
                 began = time.process_time()

@@ -197,9 +197,8 @@ def windows(corpus: Corpus, length: int) -> list[Iterator[WindowBatch]]:
     documents = corpus.split("heldout")
     grid = document_windows(documents, corpus.starts, corpus.lengths, length, length)
     order = np.random.default_rng(SEED).permutation(np.flatnonzero(grid.length > 1))
-    pad = corpus.eos_token_id
     return [
-        window_batches(grid.take(order[:count]), corpus, TOKENS_PER_BATCH, pad)
+        window_batches(grid.take(order[:count]), corpus, TOKENS_PER_BATCH)
         for count in (WINDOWS, SAMPLE)
     ]
 

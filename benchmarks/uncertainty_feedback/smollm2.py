@@ -170,7 +170,7 @@ def heldout_windows(corpus: Corpus, length: int, documents: int) -> list[WindowB
     chosen = np.random.default_rng(0).permutation(every[corpus.lengths[every] > 1])[:documents]
     first = np.minimum(corpus.lengths, length)
     grid = document_windows(chosen, corpus.starts, first, length, length)
-    return list(window_batches(grid, corpus, TOKENS_AT_ONCE, corpus.eos_token_id))
+    return list(window_batches(grid, corpus, TOKENS_AT_ONCE))
 
 
 @torch.no_grad()

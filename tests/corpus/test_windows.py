@@ -71,7 +71,7 @@ def test_batches_own_every_token_once(request, name, window, stride, size):
     owned: list[int] = []
     whole = torch.from_numpy(corpus.tokens(0, corpus.num_tokens).astype(np.int64))
     pad, prefix = corpus.eos_token_id, torch.tensor(corpus.prefix, dtype=torch.int64)
-    for batch in window_batches(grid, corpus, size, pad):
+    for batch in window_batches(grid, corpus, size):
         rows, width = batch.input_ids.shape
         assert width <= window
         assert width % 64 == 0 or width == window

@@ -188,7 +188,7 @@ def read_positions(
     grid = document_windows(bank.documents, corpus.starts, lengths, window, stride)
     parts: list[list[np.ndarray]] = []
     places: list[np.ndarray] = []
-    for batch in window_batches(grid, corpus, TOKENS_PER_BATCH, corpus.eos_token_id):
+    for batch in window_batches(grid, corpus, TOKENS_PER_BATCH):
         attended = batch.attention_mask
         with capture(model) as seen:
             model(input_ids=batch.input_ids, attention_mask=attended.long(), use_cache=False)

@@ -58,7 +58,7 @@ class WindowBatch:
     """Windows of similar length; B rows by T positions, T a multiple of 64 or the window.
 
     Attributes:
-        input_ids: int64 [B, T], the padding token beyond a window's end.
+        input_ids: int64 [B, T], end-of-text tokens beyond a window's end.
         attention_mask: bool [B, T], true on the tokens of the window.
         owned: bool [B, T], true on the tokens whose state this window gives.
         positions: int64 [B, T], global token positions, −1 on padding. A prefix inside a document
@@ -123,31 +123,27 @@ def document_windows(
     )
 
 
-def window_batches(
-    grid: WindowGrid, corpus: Any, tokens_per_batch: int, pad_id: int
-) -> Iterator[WindowBatch]:
+def window_batches(grid: WindowGrid, corpus: Any, tokens_per_batch: int) -> Iterator[WindowBatch]:
     """Yield the windows in batches of at most ``tokens_per_batch`` positions, the longest first.
 
     Windows that are padded to the same length share batches, in the order of the grid. ``corpus``
-    has ``read_tokens``: a corpus, or a lens with its own tokens.
+    has ``read_tokens`` and ``eos_token_id``: a corpus, or a lens with its own tokens.
     """
     rounded = -(-grid.length // PADDING_MULTIPLE) * PADDING_MULTIPLE
     padded = np.minimum(rounded, grid.window)
     for width in np.unique(padded)[::-1].tolist():
         members, rows = np.flatnonzero(padded == width), max(1, tokens_per_batch // width)
         for first in range(0, len(members), rows):
-            yield batch_of(grid, corpus, members[first : first + rows], width, pad_id)
+            yield batch_of(grid, corpus, members[first : first + rows], width)
 
 
-def batch_of(
-    grid: WindowGrid, corpus: Any, members: np.ndarray, width: int, pad_id: int
-) -> WindowBatch:
+def batch_of(grid: WindowGrid, corpus: Any, members: np.ndarray, width: int) -> WindowBatch:
     """Return the windows ``members`` of a grid as one batch, padded to ``width``."""
     import torch
 
     shape = len(members), width
-    input_ids, positions = np.full(shape, pad_id, np.int64), np.full(shape, -1, np.int64)
-    owned = np.zeros(shape, bool)
+    input_ids = np.full(shape, corpus.eos_token_id, np.int64)
+    positions, owned = np.full(shape, -1, np.int64), np.zeros(shape, bool)
     for row, member in enumerate(members):
         start, length = int(grid.start[member]), int(grid.length[member])
         input_ids[row, :length] = corpus.read_tokens(start, length)
@@ -244,7 +240,7 @@ class Sequences:
         order = BlockOrder.for_tokens(corpus.num_tokens)
         for slot in range(order.count):
             grid = order.windows(slot, corpus, self.split, self.length, self.length)
-            for batch in window_batches(grid, corpus, PASS_TOKENS, corpus.eos_token_id):
+            for batch in window_batches(grid, corpus, PASS_TOKENS):
                 if self.max_tokens is not None and tokens_read >= self.max_tokens:
                     return
                 yield batch

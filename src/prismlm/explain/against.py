@@ -162,7 +162,7 @@ def probabilities_at(
     while len(members):
         width = int(length[members[0]])
         batch, members = np.split(members, [max(1, TOKENS_PER_BATCH // width)])
-        inputs = batch_of(grid, corpus, batch, width, corpus.eos_token_id)
+        inputs = batch_of(grid, corpus, batch, width)
         z = states_of(lm.model, inputs, inputs.owned)
         entries = np.flatnonzero(np.isin(window, batch))
         rows = np.argmax(batch == window[entries, None], axis=1)

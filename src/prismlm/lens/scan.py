@@ -110,7 +110,7 @@ class Reading:
         if share < 1:
             grid = grid.take(drawn(grid.start, share))
         most = pass_tokens(self.model.device)
-        for batch in window_batches(grid, corpus, most, corpus.eos_token_id):
+        for batch in window_batches(grid, corpus, most):
             yield batch, predicting(batch, corpus)
 
 

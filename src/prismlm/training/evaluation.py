@@ -49,7 +49,7 @@ class HeldOut:
         )
         count = int(np.searchsorted(np.cumsum(grid.length - grid.skip), tokens)) + 1
         first = grid.take(slice(count))
-        return window_batches(first, corpus, TOKENS_PER_BATCH, corpus.eos_token_id)
+        return window_batches(first, corpus, TOKENS_PER_BATCH)
 
     def counted(self, tokens: int, task: Task) -> Iterator[WindowBatch]:
         """Yield :meth:`batches` and advance a progress task by their tokens."""
