@@ -1,4 +1,5 @@
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -35,3 +36,18 @@ def build(make):
 @pytest.fixture
 def estimate(make):
     return partial(make, estimate_build)
+
+
+@pytest.fixture
+def store(tmp_path):
+    """Copy a directory to a store of fsspec that is not this disk."""
+    root = pytest.importorskip("upath").UPath(f"memory://{tmp_path.name}")
+
+    def copy(directory):
+        for path in filter(Path.is_file, directory.rglob("*")):
+            target = root / path.relative_to(directory).as_posix()
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(path.read_bytes())
+        return root
+
+    return copy

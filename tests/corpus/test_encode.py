@@ -1,15 +1,18 @@
-"""Texts and chats as tokens, against the tokenizer's own call and ``apply_chat_template``."""
+"""Tokenizers, and texts and chats as tokens, as ``tokenizer(…)`` and ``apply_chat_template``."""
 
 import json
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
+from transformers import PreTrainedTokenizerFast
 
 from prismlm import fingerprints
-from prismlm.corpus import Corpus, build_corpus
+from prismlm.corpus import Corpus, build_corpus, load_tokenizer, train_tokenizer
 from prismlm.corpus.chat import as_chat, chat_text, encode_chat
-from prismlm.corpus.encode import Encoder, around_text, encode_spans, encode_text
+from prismlm.corpus.encode import Encoder, around_text, encode_spans, encode_text, text_encoder
 from prismlm.corpus.tokenizer import check_tokenizer_of, fingerprint
 from prismlm.corpus.windows import Sequences
 from prismlm.errors import InputError
@@ -173,3 +176,55 @@ def test_spans_of_byte_level_tokens(tokens, text, expected):
     assert (spans if spans is None else spans.tolist()) == expected
     words = Encoder(Tokenizer(models.WordLevel({"a": 0}, "a")), None)
     assert words.byte_spans("a", np.array([0])) is None
+
+
+SENTENCES = ["the cat sat on the mat", "the dog sat on the log", "naïve café"] * 5
+
+
+@pytest.fixture(scope="module")
+def trained():
+    return train_tokenizer(iter(SENTENCES), 280)
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])))
+def test_every_text_comes_back(trained, text):
+    ids = encode_text(trained, text)
+    assert trained.eos_token_id not in ids
+    assert trained.decode(ids) == text
+
+
+def test_a_long_word_does_not_stall_training():
+    again = train_tokenizer(iter(["=" * 400_000, *SENTENCES]), 280)
+    assert again.decode(again.encode("=" * 1001)) == "=" * 1001
+
+
+def test_training_and_saving_keep_the_fingerprint(trained, tmp_path):
+    assert fingerprint(train_tokenizer(iter(SENTENCES), 280)) == fingerprint(trained)
+    assert fingerprint(train_tokenizer(iter(SENTENCES), 281)) != fingerprint(trained)
+    trained.save_pretrained(tmp_path)
+    loaded = load_tokenizer(tmp_path)
+    assert fingerprint(loaded) == fingerprint(trained)
+    loaded(SENTENCES, padding=True, truncation=True, max_length=4)
+    assert fingerprint(loaded) == fingerprint(trained), "padding changes no document"
+    loaded.add_tokens(["zebra"])
+    assert fingerprint(loaded) != fingerprint(trained)
+
+
+WORDS = models.WordLevel({"<unk>": 0, "a": 1, "b": 2, "</s>": 3}, unk_token="<unk>")
+
+
+def test_an_end_token_that_is_not_marked_special_is_text_too():
+    backend = Tokenizer(WORDS)
+    backend.add_tokens(["</s>"])
+    assert 3 not in text_encoder(backend, "</s>").encode("a</s>b", add_special_tokens=False).ids
+
+
+def test_tokenizers_that_cannot_be_used(tmp_path):
+    PreTrainedTokenizerFast(tokenizer_object=Tokenizer(WORDS)).save_pretrained(tmp_path)
+    with pytest.raises(InputError, match="no end-of-text token"):
+        load_tokenizer(tmp_path)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(InputError, match="Expected a directory"):
+        load_tokenizer(tmp_path / "empty")
+    with pytest.raises(InputError, match="257"):
+        train_tokenizer(iter(SENTENCES), 256)

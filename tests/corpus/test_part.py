@@ -25,7 +25,6 @@ from prismlm.corpus import part as module
 from prismlm.corpus.part import CorpusPart
 from prismlm.corpus.windows import BlockOrder
 from prismlm.errors import InputError, Interrupted
-from prismlm.parts import ENGINES
 from prismlm.run_state import writing
 from tests.helpers.interrupted import InterruptAfter
 from tests.helpers.records import RECORDS, write_jsonl
@@ -58,16 +57,6 @@ def texts(tmp_path):
 
 
 @pytest.fixture
-def store(texts, tmp_path):
-    """The same files in a store that is not this disk."""
-    copy = pytest.importorskip("upath").UPath(f"memory://{tmp_path.name}")
-    copy.mkdir()
-    for path in texts.iterdir():
-        (copy / path.name).write_bytes(path.read_bytes())
-    return copy
-
-
-@pytest.fixture
 def build(build, texts):
     """Build a corpus from these files, or from rows, in four parts."""
     return partial(build, inputs=texts, parts=4)
@@ -88,14 +77,17 @@ def written(corpus):
 
 
 @pytest.mark.parametrize(("counted", "parts"), [(2**30, 40), (0, 7)])
-def test_a_corpus_is_the_same_in_any_number_of_parts(build, store, counted, parts, monkeypatch):
+def test_a_corpus_is_the_same_in_any_number_of_parts(
+    build, texts, store, counted, parts, monkeypatch
+):
     monkeypatch.setattr(formats, "MAX_COUNTED", counted)
     whole = build("whole", parts=1)
     assert len(whole) == 453
     rows = [name for name in whole.doc_ids if name.startswith("rows.jsonl:")]
     assert rows[:2] == (["rows.jsonl:1", "rows.jsonl:3"] if counted else ["rows.jsonl:@0", rows[1]])
     assert written(build("parts", parts=parts)) == written(whole)
-    assert written(build("store", inputs=[str(store / "0.txt"), store])) == written(whole)
+    remote = store(texts)
+    assert written(build("store", inputs=[str(remote / "0.txt"), remote])) == written(whole)
     trained = [build(f"t{n}", parts=n, tokenizer=None, vocab_size=290) for n in (1, 5)]
     assert written(trained[0]) == written(trained[1])
 
@@ -114,10 +106,7 @@ def test_a_tokenizer_is_trained_on_texts_from_all_over_the_input(tmp_path, monke
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ENGINES)
 def test_workers_of_every_engine_write_the_same_files(engine, build):
-    if engine != "local":
-        pytest.importorskip(engine)
     pytest.importorskip("datatrove")
     # Ray takes long to start the workers of each step.
     options = {"tokenizer": None, "vocab_size": 290, "filters": Filters(near_duplicates=True)}
@@ -153,9 +142,9 @@ def test_finished_parts_are_kept_and_those_of_other_input_refused(build, texts, 
     assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "texts", "whole"]
 
 
-@pytest.mark.parametrize("root", ["texts", "store"])
-def test_a_file_that_changes_during_the_build_is_named(root, request, tokenizer, tmp_path):
-    texts = request.getfixturevalue(root)
+@pytest.mark.parametrize("remote", [False, True])
+def test_a_file_that_changes_during_the_build_is_named(remote, store, texts, tokenizer, tmp_path):
+    texts = store(texts) if remote else texts
     part = CorpusPart(tmp_path / "out", tokenizer, [texts])
     part(None, 0, 3)
     listed = part.list_inputs(3)

@@ -1,19 +1,25 @@
-"""Files and directories as documents: every format, bad rows, limits, and what is left out."""
+"""Files, directories, stores and datasets as documents; bad rows, limits; the bundled sample."""
 
 import csv
 import gzip
 import json
+import re
 import sys
+from collections import Counter
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from prismlm import files
-from prismlm.corpus import Columns, Document, DocumentReader, formats
+from prismlm.corpus import Columns, Document, DocumentReader, HubDataset, formats, sample_path
 from prismlm.errors import InputError
+from tests.corpus.test_part import written
+from tests.helpers.records import write_jsonl
 
 RECORDS: list[dict[str, Any]] = [
     {"id": "a", "text": "First – 🙂.", "source": "s", "domain": "d", "license": "l", "title": "t"},
@@ -220,21 +226,15 @@ DOCUMENTS = [
 ]
 
 
-@pytest.fixture
-def store(tmp_path):
-    """The same files below a directory, and in a store of fsspec that is not this disk."""
-    remote = pytest.importorskip("upath").UPath(f"memory://{tmp_path.name}")
-    write_parquet(tmp_path / "table.parquet", {"text": ["c1"], "id": ["one"]})
-    table = (tmp_path / "table.parquet").read_bytes()
-    for root in (tmp_path, remote):
-        for name, data in (FILES | {"table.parquet": table}).items():
-            (root / name).parent.mkdir(parents=True, exist_ok=True)
-            (root / name).write_bytes(data)
-    return tmp_path, remote
-
-
-def test_a_directory_is_read_in_sorted_order_without_hidden_files_and_corpora(store, monkeypatch):
-    local, remote = store
+def test_a_directory_is_read_in_sorted_order_without_hidden_files_and_corpora(
+    tmp_path, store, monkeypatch
+):
+    local = tmp_path / "local"
+    for name, data in FILES.items():
+        (local / name).parent.mkdir(parents=True, exist_ok=True)
+        (local / name).write_bytes(data)
+    write_parquet(local / "table.parquet", {"text": ["c1"], "id": ["one"]})
+    remote = store(local)
     listing = remote.fs.ls
     # What is linked or named again is read once.
     (local / "sub" / "loop").symlink_to(local)
@@ -270,3 +270,138 @@ def test_stores_that_cannot_be_read(address, match, monkeypatch):
     monkeypatch.setitem(sys.modules, "gcsfs", None)
     with pytest.raises(InputError, match=match):
         DocumentReader(address)
+
+
+ALLOWED = {
+    "CC-BY-4.0",
+    "CC-BY-4.0 (code MIT)",
+    "CC0 (arXiv metadata)",
+    "CC0-1.0",
+    "public-domain",
+    "public-domain-US-gov",
+    "public-domain-US-gov/CC0",
+    "public-domain/CC0",
+    "text public-domain (Gutenberg)",
+}
+# How the sources of each section of ATTRIBUTION.md begin, in its order.
+SOURCES = (
+    *("openstax/", "arxiv/", "classic-books/", "fairytaleqa/", "legal_au_fca", "medquad/", "fed/"),
+    *("digital.gov", "18f-blog", "python-peps", "ethereum-eips", "cpp-docs", "powershell-docs"),
+)
+
+
+def test_the_sample_is_small_varied_openly_licensed_and_credited():
+    sizes, taken = Counter[str](), Counter[str]()
+    for document in DocumentReader(sample_path()):
+        assert document.domain is not None
+        assert document.license in ALLOWED
+        sizes[document.domain] += len(document.text.encode())
+        taken[next(one for one in SOURCES if str(document.source).startswith(one))] += 1
+    assert len(sizes) >= 8
+    assert 10e6 < sizes.total() < 20e6
+    assert min(sizes.values()) > 0.8 * max(sizes.values())
+    assert sample_path().stat().st_size <= 6_000_000
+    assert pq.read_schema(sample_path()).names == [
+        *("id", "text", "domain", "source", "license", "title", "url", "split")
+    ]
+    credits = (sample_path().parent / "ATTRIBUTION.md").read_text(encoding="utf-8")
+    counts = re.findall(r"^- Taken: ([\d,]+) texts", credits, re.MULTILINE)
+    assert counts == [f"{taken[source]:,}" for source in SOURCES]
+    assert f"holds {taken.total():,} texts" in credits
+
+
+# Every seventh is empty and left out.
+ROWS = [
+    {
+        "body": f"Document {i} says {i * i}. " * (i % 7),
+        "licence": "CC0" if i % 2 else None,
+        "split": (None, "train", "validation")[i % 3],
+    }
+    for i in range(900)
+]
+KEPT = [row for row in ROWS if row["body"]]
+COLUMNS = Columns(text="body", license="licence")
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A dataset of three Parquet files."""
+    directory = tmp_path_factory.mktemp("folder") / "numbers"
+    directory.mkdir()
+    for part in range(3):
+        rows = pa.Table.from_pylist(ROWS[part * 300 : (part + 1) * 300])
+        pq.write_table(rows, directory / f"train-{part}.parquet", row_group_size=17)
+    return directory
+
+
+@pytest.fixture
+def stream(build):
+    return partial(build, columns=COLUMNS)
+
+
+def texts(corpus):
+    return [corpus.text(i) for i in range(len(corpus))]
+
+
+def test_a_folder_of_parquet_is_streamed_and_its_parts_are_files(folder, stream, monkeypatch):
+    monkeypatch.setattr(
+        datasets.Dataset, "from_parquet", lambda *_, **__: pytest.fail("read as a whole")
+    )
+    dataset = HubDataset(str(folder))
+    files, one, five = (stream(str(n), inputs=dataset, parts=n) for n in (None, 1, 5))
+    assert len(files.meta["shards"]) == 3
+    assert files.doc_ids[:2] == ["numbers:1:2", "numbers:1:3"]
+    assert texts(files) == [row["body"] for row in KEPT]
+    assert files.column("license") == [row["licence"] for row in KEPT]
+    assert set(files.column("source")) == {"numbers"}
+    assert written(files) == written(one) == written(five)
+
+
+def test_a_dataset_saved_to_disk(stream, tmp_path):
+    saved = tmp_path / "saved"
+    datasets.DatasetDict({"test": datasets.Dataset.from_list(ROWS[:40])}).save_to_disk(str(saved))
+    dataset = HubDataset(str(saved), split="test")
+    one, three = (stream(str(n), inputs=dataset, parts=n) for n in (1, 3))
+    assert texts(one) == [row["body"] for row in ROWS[:40] if row["body"]]
+    assert one.doc_ids[:2] == ["saved:2", "saved:3"]
+    assert written(one) == written(three)
+
+
+def test_data_files(folder, stream, tmp_path, monkeypatch):
+    for part in range(2):
+        write_jsonl(tmp_path / f"part-{part}.jsonl", ROWS[part * 50 : part * 50 + 50])
+    every = stream(inputs=HubDataset("json", data_files=(str(tmp_path / "part-*.jsonl"),)))
+    assert texts(every) == [row["body"] for row in ROWS[:100] if row["body"]]
+    path = str(tmp_path / "part-1.jsonl")
+    one = stream("one", inputs=HubDataset("json", data_files=(path,)))
+    assert one.doc_ids[0] == "part-1:1"
+    assert one.meta["read"]["dataset"]["data_files"] == [path]
+    # Relative to a directory of data files.
+    monkeypatch.chdir(folder.parent)
+    dataset = HubDataset(folder.name, data_files=("train-1.parquet",))
+    relative = stream("relative", inputs=dataset)
+    assert texts(relative) == [row["body"] for row in ROWS[300:600] if row["body"]]
+    assert relative.meta["read"]["dataset"]["data_files"] == ["train-1.parquet"]
+
+
+@pytest.mark.parametrize(
+    ("name", "split", "columns", "words"),
+    [
+        ("", "tset", COLUMNS, "'tset'"),
+        ("nothing", "train", COLUMNS, "cannot be read"),
+        ("", "train", Columns(text="text"), "the columns are: body, licence"),
+    ],
+)
+def test_what_cannot_be_read(folder, stream, tmp_path, name, split, columns, words):
+    dataset = HubDataset(str(folder / name), split=split)
+    for skip in (False, True):  # a missing column is no fault of a row
+        with pytest.raises(InputError, match=words) as caught:
+            stream(inputs=dataset, columns=columns, skip_bad_rows=skip)
+        assert "Fix the row" not in str(caught.value)
+    assert not (tmp_path / "out").exists()
+
+
+def test_names_with_a_configuration(folder):
+    assert HubDataset.parse("wiki:en", "test") == HubDataset("wiki", "en", "test")
+    assert HubDataset.parse("wiki") == HubDataset("wiki", None, "train")
+    assert HubDataset.parse(str(folder)) == HubDataset(str(folder))
