@@ -25,17 +25,13 @@ def test_ctrl_c_outside_of_commands_is_reported(monkeypatch, capsys):
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="PyTorch has another OpenMP there")
-@pytest.mark.parametrize(
-    ("own", "spins", "pool"),
-    [
-        ({}, "3000", "system"),
-        ({"GOMP_SPINCOUNT": "77", "ARROW_DEFAULT_MEMORY_POOL": "mimalloc"}, "77", "mimalloc"),
-    ],
-)
-def test_a_user_s_environment_takes_precedence(monkeypatch, own, spins, pool):
-    monkeypatch.setattr(os, "environ", dict(own))
-    set_environment()
-    assert os.environ == {"GOMP_SPINCOUNT": spins, "ARROW_DEFAULT_MEMORY_POOL": pool}
+def test_a_user_s_environment_takes_precedence(monkeypatch):
+    default = {"GOMP_SPINCOUNT": "3000", "ARROW_DEFAULT_MEMORY_POOL": "system"}
+    users = {"GOMP_SPINCOUNT": "77", "ARROW_DEFAULT_MEMORY_POOL": "mimalloc"}
+    for own, expected in (({}, default), (users, users)):
+        monkeypatch.setattr(os, "environ", dict(own))
+        set_environment()
+        assert os.environ == expected
 
 
 # Runs commands in turn, with streams as PYTHONIOENCODING=cp1252 opens them; prints each exit code.

@@ -1,6 +1,7 @@
 """Output files: checked before the work, never over an input, and replaced only on request."""
 
 import os
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -18,16 +19,12 @@ def test_writable_outputs_are_left_unchanged(tmp_path):
     assert page.read_text() == "old"
 
 
-def replace_file(path):
-    check_outputs(path, overwrite=True)
+replace_file = partial(check_outputs, overwrite=True)
+write = partial(write_text, text="x")
 
 
 def check_directory(path):
     check_outputs(directory=path)
-
-
-def write(path):
-    write_text(path, "x")
 
 
 @pytest.mark.parametrize(

@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -36,25 +37,17 @@ def test_a_second_writer_is_refused(tmp_path, within):
 
 
 def test_writers_that_wait_take_turns(tmp_path):
-    active, counts, errors = [], [], []
+    active = []
 
-    def take_turns():
-        try:
-            for _ in range(100):
-                with writing(tmp_path / "path", wait=True):
-                    active.append(1)
-                    counts.append(len(active))
-                    active.pop()
-        except InputError as error:
-            errors.append(error)
+    def take_turn(number):
+        with writing(tmp_path / "path", wait=True):
+            active.append(number)
+            count = len(active)
+            active.pop()
+            return count
 
-    threads = [threading.Thread(target=take_turns) for _ in range(6)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(60)
-    assert not errors
-    assert counts == [1] * 600
+    with ThreadPoolExecutor(6) as pool:
+        assert list(pool.map(take_turn, range(600))) == [1] * 600
 
 
 def test_temporary_files_of_a_killed_process_are_removed(tmp_path):

@@ -1,6 +1,5 @@
 """Files, directories, stores and datasets as documents; bad rows, limits; the bundled sample."""
 
-import csv
 import gzip
 import json
 import re
@@ -14,6 +13,7 @@ import datasets
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyarrow.csv import write_csv
 
 from prismlm import files
 from prismlm.corpus import Columns, Document, DocumentReader, HubDataset, formats, sample_path
@@ -26,6 +26,7 @@ RECORDS: list[dict[str, Any]] = [
     {"id": "b", "text": " Second\n", "url": "https://example.org"},
 ]
 NAMES = ("id", "text", "source", "domain", "license", "title", "url")
+TABLE = pa.table({name: [row.get(name) for row in RECORDS] for name in NAMES})
 EXPECTED = [
     Document("a", "First – 🙂.", "s", "d", "l", "t", None),
     Document("b", " Second\n", "texts", None, None, None, "https://example.org"),
@@ -35,11 +36,8 @@ LINES = "".join(json.dumps(record) + "\n" for record in RECORDS).encode()
 
 def write_packed(data, path):
     """Write a file that is compressed as its extension says."""
-    if path.suffix == ".zst":
-        with pa.CompressedOutputStream(str(path), "zstd") as stream:
-            stream.write(data)
-    else:
-        path.write_bytes(gzip.compress(data) if path.suffix == ".gz" else data)
+    with pa.output_stream(str(path)) as stream:
+        stream.write(data)
     return path
 
 
@@ -53,12 +51,9 @@ def write_records(kind, directory):
     if kind == "json":
         path.write_text(json.dumps(RECORDS), encoding="utf-8")
     elif kind == "csv":
-        with path.open("w", encoding="utf-8", newline="") as file:
-            table = csv.DictWriter(file, NAMES)
-            table.writeheader()
-            table.writerows(RECORDS)
+        write_csv(TABLE, path)
     elif kind == "parquet":
-        write_parquet(path, {name: [row.get(name) for row in RECORDS] for name in NAMES})
+        pq.write_table(TABLE, path)
     else:
         write_packed(LINES, path)
     return path

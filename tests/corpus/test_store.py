@@ -8,7 +8,6 @@ import pytest
 
 from prismlm.corpus import Corpus, tables
 from prismlm.errors import FormatError, InputError
-from prismlm.files import read_json, write_json
 from tests.helpers.records import RECORDS
 
 
@@ -83,43 +82,21 @@ def test_a_pickle_opens_the_directory_again(corpus):
     assert pickle.loads(data).fingerprint == corpus.fingerprint
 
 
-def change(**entries):
-    """Return a damage: entries of the description are changed, or all are removed."""
-
-    def damage(copy):
-        meta = read_json(copy / "corpus.json") if entries else {}
-        write_json(copy / "corpus.json", meta | entries)
-
-    return damage
-
-
-def flip_token(copy):
-    path = copy / "tokens-00000.bin"
-    path.write_bytes(bytes([path.read_bytes()[0] ^ 1]) + path.read_bytes()[1:])
-
-
-def cut_off(copy):
-    path = copy / "tokens-00001.bin"
-    path.write_bytes(path.read_bytes()[:-2])
-
-
 @pytest.mark.parametrize(
-    ("damage", "error"),
+    ("name", "change", "error"),
     [
-        (cut_off, r"tokens-00001\.bin has \d+ bytes, expected"),
-        (lambda copy: next(copy.glob("text-00001.*")).unlink(), r"has 0 bytes.* it is missing"),
-        (change(version=99), "99"),
-        (change(counts={}), "was changed since"),
-        (change(), "does not describe"),
-        (flip_token, "other tokens for document 'plain'"),
-        (
-            lambda copy: (copy / "tokenizer" / "tokenizer.json").write_text("{}"),
-            r"tokenizer\.json is damaged",
-        ),
+        ("tokens-00001.bin", lambda data: data[:-2], r"tokens-00001\.bin has \d+ bytes, expected"),
+        ("text-00001.parquet", lambda data: None, r"has 0 bytes.* it is missing"),
+        ("corpus.json", lambda data: data.replace(b'"version": 2', b'"version": 99'), "99"),
+        ("corpus.json", lambda data: data.replace(b'"documents"', b'"files"'), "was changed since"),
+        ("corpus.json", lambda data: b"{}", "does not describe"),
+        ("tokens-00000.bin", lambda data: b"\1" + data[1:], "other tokens for document 'plain'"),
+        ("tokenizer/tokenizer.json", lambda data: b"{}", r"tokenizer\.json is damaged"),
     ],
 )
-def test_damaged_directories_are_refused(corpus, damage, error, tmp_path):
+def test_damaged_directories_are_refused(corpus, name, change, error, tmp_path):
     copy = Path(shutil.copytree(corpus.path, tmp_path / "copy"))
-    damage(copy)
+    changed = change((copy / name).read_bytes())
+    (copy / name).unlink() if changed is None else (copy / name).write_bytes(changed)
     with pytest.raises(FormatError, match=error):
         Corpus.open(copy).spans(0)
