@@ -25,12 +25,12 @@ for step in range(16):
 print(int(kept), resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
 """
 READS = """
-import sys, torch
+import torch
 from prismlm.allocator import keep_freed_memory, return_freed_memory
 def resident():
     return next(int(line.split()[1]) for line in open("/proc/self/status") if "RssAnon" in line)
-_ = "return" in sys.argv and return_freed_memory()
-kept = "return" in sys.argv and keep_freed_memory()
+return_freed_memory()
+kept = keep_freed_memory()
 before, most, states = resident(), 0, torch.ones(1024, 1024)
 for layer in range(48):  # activations of many sizes, and weights that stay until the next ones
     weights = [torch.ones(1024, 1024) for _ in range(9)]
@@ -54,5 +54,5 @@ def test_steps_cause_few_page_faults():
 
 
 def test_weights_that_are_read_again_take_their_own_memory():
-    kept, most = run("return", code=READS)
+    kept, most = run(code=READS)
     assert (kept, most < 80_000) == (0, True)

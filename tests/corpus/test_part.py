@@ -5,6 +5,7 @@ import os
 import shutil
 from dataclasses import replace
 from functools import partial
+from itertools import zip_longest
 
 import numpy as np
 import pyarrow as pa
@@ -313,15 +314,9 @@ def test_one_of_two_or_more_documents_is_held_out(count, rebuild):
 STATED = (" Train", "training", "test", "validation", "", "held-out", "eval", "dev")
 
 
-def stated_records(**others):
-    splits = dict(enumerate(STATED)) | {int(name[1:]): split for name, split in others.items()}
-    return [
-        record | ({"split": splits[n]} if n in splits else {}) for n, record in enumerate(RECORDS)
-    ]
-
-
 def test_a_split_column_overrides_the_rule(corpus, rebuild):
-    stated = rebuild(stated_records())
+    rows = [record | {"split": split} for record, split in zip_longest(RECORDS, STATED)]
+    stated = rebuild(rows)
     by_id = corpus.split("heldout").tolist()
     expected = sorted({2, 3, 5, 6, 7} | {n for n in by_id if n not in {0, 1}})
     assert stated.split("heldout").tolist() == expected != by_id
@@ -334,7 +329,7 @@ def test_a_split_column_overrides_the_rule(corpus, rebuild):
     grids = [order.windows(slot, stated, "heldout", 64, 48) for slot in range(order.count)]
     read = {int(number) for grid in grids for number in grid.document}
     assert read == {n for n in expected if stated.lengths[n] > 1}
-    unknown = stated_records(n9="tets")
+    unknown = [*rows[:9], rows[9] | {"split": "tets"}, *rows[10:]]
     with pytest.raises(InputError, match=r"'long-4' has the split 'tets': .*--split-column ''"):
         rebuild(unknown)
     ignored = rebuild(unknown, columns=Columns(split=""))
@@ -383,19 +378,16 @@ def test_an_existing_corpus_is_replaced_only_on_request(corpus, tmp_path):
     assert not list(tmp_path.glob(".*"))
 
 
-@pytest.mark.parametrize(
-    ("text", "options", "message"),
-    [
-        ("a", {"vocab_size": 12}, "257"),
-        ("a", {"heldout_fraction": float("nan")}, "below 1"),
-        (3, {"vocab_size": 300}, r"texts\.jsonl:2: the text is 3"),
-    ],
-)
-def test_what_a_build_and_its_dry_run_refuse(text, options, message, build, estimate, tmp_path):
-    rows = [{"text": "a"}, {"text": text}]
-    for make in (build, estimate):
+@pytest.mark.parametrize("name", ["build", "estimate"])
+def test_what_a_build_and_its_dry_run_refuse(name, request, tmp_path):
+    refused = partial(request.getfixturevalue(name), rows=[{"text": "a"}, {"text": 3}])
+    for options, message in (
+        ({"vocab_size": 12}, "257"),
+        ({"heldout_fraction": float("nan")}, "below 1"),
+        ({"vocab_size": 300}, r"texts\.jsonl:2: the text is 3"),
+    ):
         with pytest.raises(InputError, match=message):
-            make(rows=rows, tokenizer=None, **options)
+            refused(tokenizer=None, **options)
     assert not (tmp_path / "out").exists()
 
 
