@@ -41,6 +41,7 @@ from prismlm.web.protocol import RequestError, Shares
 T = TypeVar("T")
 # Tokens of a text, for models without a limit.
 DEFAULT_CONTEXT_LENGTH = 8192
+OPTIONS: dict[str, Any] = {"title": "prismlm", "default_response_class": StrictJSON}
 BUCKETS_SECONDS = (0.01, 0.03, 0.1, 0.3, 1, 3, 10, 30, 100)
 
 
@@ -349,10 +350,12 @@ def create_app(
     server = Server(
         lm, name, batch_size=batch_size, max_waiting=max_waiting, stored_answers=stored_answers
     )
-    app = _application(
+    app = application(
+        error_response,
         check=lambda request: check_request(request, hosts, api_key),
         on_response=server.metrics.count,
         lifespan=lambda _: running(server),
+        **OPTIONS,
     )
     app.state.server = server
     app.include_router(_routes(server, "/v1"))
@@ -372,15 +375,9 @@ def create_app(
 
 def v1(server: Server) -> FastAPI:
     """Return only OpenAI's routes, to be mounted in an application with its own checks."""
-    app = _application()
+    app = application(error_response, **OPTIONS)
     app.include_router(_routes(server))
     return app
-
-
-def _application(**options: Any) -> FastAPI:
-    return application(
-        error_response, title="prismlm", default_response_class=StrictJSON, **options
-    )
 
 
 def _routes(server: Server, prefix: str = "") -> APIRouter:
