@@ -26,7 +26,8 @@ from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
 from prismlm.files import write_json
 from prismlm.lens import suffixes
-from prismlm.lens.suffixes import ORDER_FILE, TOKENS_FILE, Suffixes, numbered
+from prismlm.lens.layout import numbered
+from prismlm.lens.suffixes import ORDER_FILE, TOKENS_FILE, Suffixes
 
 # Tokens, and the parts that they are sorted in on disk; 0 for in memory.
 ARMS = [(10**7, 0), (10**7, 1), (10**8, 0), (10**8, 1), (10**8, 4), (10**8, 16), (2**28, 0)]

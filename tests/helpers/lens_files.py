@@ -13,9 +13,9 @@ from prismlm.lens.cell_files import CellFiles
 from prismlm.lens.suffixes import count_parts, finish, write_part
 
 
-def write_cells(directory, runs, meta, range_bytes=2**30):
+def write_cells(directory, runs, meta):
     """Write all ranges of cells, and return their entry in ``meta.json``."""
-    cells = CellFiles(meta, runs, range_bytes)
+    cells = CellFiles(meta, runs)
     for number in range(len(cells.ranges)):
         cells.write(directory, number)
     return cells.entry()

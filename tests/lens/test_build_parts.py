@@ -201,10 +201,8 @@ def test_a_signal_keeps_finished_parts_and_says_how_to_resume(build, whole, tmp_
 
 
 def test_a_full_disk_leaves_nothing_half_written(build, whole, tmp_path):
-    with (
-        limit_lifted_after(),
-        pytest.raises(PrismError, match=r"could not be written.*same command"),
-    ):
+    said = r"could not be written.*same command"
+    with limit_lifted_after(), pytest.raises(PrismError, match=said):
         build(progress=InterruptAfter(1, lambda: limit_files(20_000)))
     assert not [path for path in tmp_path.rglob("*") if path.suffix in (".tmp", ".lock")]
     assert not (tmp_path / "lens").exists()
@@ -319,9 +317,8 @@ def test_the_second_stage_as_a_step_of_any_number_of_tasks(part, whole, monkeypa
 def test_parts_unlike_each_other_are_refused(part, whole):
     """Before anything is made of them; the parts of the others are good."""
     part = replace(part, merge=False)
-    unlike = replace(
-        part, lens=part.lens.with_name("unlike"), options=replace(part.options, contexts=3)
-    )
+    options = replace(part.options, contexts=3)
+    unlike = replace(part, lens=part.lens.with_name("unlike"), options=options)
     part(None, 0, 2)
     unlike(None, 1, 2)  # at the same time, so that it saw no other part
     Parts(unlike.lens, 2).part(1).rename(Parts(part.lens, 2).part(1))

@@ -26,9 +26,8 @@ def test_a_decoder_of_our_own_and_its_copy_in_half_precision(small_corpus, prese
     assert len(probe.states) == 64
     probe.check(model, LENS)
     probe.check(copy.deepcopy(model).bfloat16(), LENS)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.mul_(1.1)
+    for parameter in model.parameters():
+        parameter.data *= 1.1
     with pytest.raises(StaleLensError, match=r"of another model.*prismlm index"):
         probe.check(model, LENS)
 

@@ -96,9 +96,7 @@ def test_tokens_of_any_width(tmp_path, large):
     assert searched.count([large, large + 1]) == searched.count([large, 1]) == 1
 
 
-def test_without_the_package_there_is_no_order_and_the_error_says_how_to_add_it(
-    tmp_path, monkeypatch
-):
+def test_without_the_package_there_is_no_order_and_a_hint(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pydivsufsort", None)
     write_suffixes(tmp_path, TokenCorpus(DOCUMENTS), "all")
     assert not (tmp_path / ORDER_FILE).exists()

@@ -96,7 +96,7 @@ class Assembly:
             self._write_contexts(made, number * PROTOTYPES_OF_A_JOB, progress)
         elif kind == "documents":
             chosen = slice(number * DOCUMENTS_OF_A_JOB, (number + 1) * DOCUMENTS_OF_A_JOB)
-            names = layout.numbered([layout.CELL_DOCUMENTS_FILE], self._document_files)
+            names = layout.file_names([layout.CELL_DOCUMENTS_FILE], self._document_files)
             write_documents(made / names[number], corpus, corpus.split(split)[chosen])
         else:
             suffixes.write_part(made, corpus, split, number)

@@ -146,7 +146,7 @@ class CellFiles:
     def write(self, directory: Path, number: int, progress: Reporter = SILENT) -> None:
         """Write the files of one range."""
         first, last = self.ranges[number]
-        names = layout.numbered(layout.CELL_FILES, len(self.ranges))[3 * number :][:3]
+        names = layout.file_names(layout.CELL_FILES, len(self.ranges))[3 * number :][:3]
         stored, written = record_type(self.meta), 0
         rows = int(self.counts[first:last].sum())
         with (

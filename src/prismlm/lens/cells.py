@@ -270,7 +270,7 @@ class Cells:
         self.codes = open_codes(self._files.path, self.meta.codes, self.meta.width)
         self._dtype = record_type(self.meta)
         stored = meta.get("ranges") or [{"first_cell": 0, "rows": self.meta.rows}]
-        names = layout.numbered(layout.CELL_FILES, len(stored))
+        names = layout.file_names(layout.CELL_FILES, len(stored))
         self._files.check(names)
         arrays = iter(self._files.arrays(*names))
         self._first_keys = np.array([part["first_cell"] * self.meta.vocabulary for part in stored])
@@ -344,7 +344,7 @@ class Cells:
     @cached_property
     def documents(self) -> ParquetTable:
         """One row per document that was read, in corpus order."""
-        names = layout.numbered([layout.CELL_DOCUMENTS_FILE], self._document_files)
+        names = layout.file_names([layout.CELL_DOCUMENTS_FILE], self._document_files)
         self._files.check(names)
         files = {f"{self._files.address}/{name}": self._files.table_file(name) for name in names}
         return ParquetTable(files, DOCUMENT_SCHEMA, layout.REBUILD)

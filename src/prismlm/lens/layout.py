@@ -213,11 +213,15 @@ def damaged(path: Path | str, why: object) -> FormatError:
     return FormatError(f"{path} is damaged ({why}). Build again what it belongs to.")
 
 
-def numbered(names: Sequence[str], count: int) -> list[str]:
-    """Return the names of files of which there are ``count``: with numbers if they are several."""
-    if count == 1:
-        return list(names)
-    return [name.replace(".", f"-{n:05d}.") for n in range(count) for name in names]
+def numbered(name: str, number: int | None) -> str:
+    """Return the name of one of several files; None for a single one."""
+    return name if number is None else name.replace(".", f"-{number:05d}.")
+
+
+def file_names(names: Sequence[str], count: int) -> list[str]:
+    """Return the names of ``count`` files of each kind, number by number."""
+    numbers = range(count) if count > 1 else [None]
+    return [numbered(name, number) for number in numbers for name in names]
 
 
 @contextmanager

@@ -29,7 +29,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from prismlm.errors import PrismError
-from prismlm.lens.layout import array_file, map_file
+from prismlm.lens.layout import array_file, map_file, numbered
 from prismlm.lens.store import LensFiles, files_of
 
 if TYPE_CHECKING:
@@ -181,11 +181,6 @@ def finish(directory: Path, corpus: Corpus, split: Split) -> None:
     lengths = corpus.lengths[documents]
     table = np.array([np.cumsum(lengths) - lengths, corpus.starts[documents], part], "<i8")
     np.save(directory / DOCUMENTS_FILE, table)
-
-
-def numbered(name: str, number: int | None) -> str:
-    """Return the name of a file of one part of a large text; None for the file of a smaller one."""
-    return name if number is None else name.replace(".", f"-{number:05d}.")
 
 
 def unsearchable(names: Collection[str]) -> str | None:
