@@ -140,7 +140,6 @@ def test_in_a_browser_a_held_out_text_is_tried_and_dropped_texts_can_be_stopped(
         }""",
         TEXTS[1]["text"],
     )
-    page.wait_for_selector(".x-note:has-text('of 300 texts')")
     rows.first.wait_for()
     page.click(".x-audit .x-stop")
     page.wait_for_selector(".x-stopped >> text=of 300 texts")

@@ -199,9 +199,8 @@ def test_a_document_is_that_of_the_corpus_with_its_token(stored, monkeypatch):
         left, right = spans[offset]
         parts = EVIL[:left], EVIL[left:right], EVIL[right:]
         assert data["parts"] == [marks_shown(part) for part in parts]
-    fields = [data[name] for name in ("doc_id", "title", "url", "tokens", "characters")]
-    evil = [EVIL_ID, "<i>‹U+202E›evil", "javascript:alert(1)", length, len(EVIL)]
-    assert fields == evil
+    evil = {"doc_id": EVIL_ID, "title": "<i>‹U+202E›evil", "url": "javascript:alert(1)"}
+    assert data.items() >= (evil | {"tokens": length, "characters": len(EVIL)}).items()
     assert stored.json("GET", path_of("plain"))["parts"] == [PLAIN]
     for words, query in (
         ("no document with the id", {"doc_id": "/etc/passwd"}),

@@ -2,7 +2,6 @@
 
 import pytest
 
-import prismlm
 from prismlm.corpus import Document
 from prismlm.explain.audit import Audit
 from prismlm.lens.lens import Around
@@ -20,8 +19,8 @@ TEXTS = [
 
 
 @pytest.fixture(scope="module")
-def audit(tiny_model):
-    audit = Audit(prismlm.load(tiny_model))
+def audit(lm):
+    audit = Audit(lm)
     list(audit.read(TEXTS))
     return audit
 

@@ -262,7 +262,7 @@ def test_models_health_and_metrics(served):
     assert figures["prismlm_requests_running"] <= 1
 
 
-def test_a_key_is_needed_wherever_the_application_is_mounted(served):
+def test_a_key_and_a_name_of_this_server_are_needed_wherever_it_is_mounted(served):
     outer = FastAPI()
     outer.mount("/llm", create_app(served.lm, api_key="sesamé"))
     with TestClient(outer) as client:
@@ -278,9 +278,7 @@ def test_a_key_is_needed_wherever_the_application_is_mounted(served):
     for empty in ("", " "):
         with pytest.raises(prismlm.errors.InputError, match="key is empty"):
             create_app(served.lm, api_key=empty)
-
-
-def test_a_name_of_another_site_that_points_here_is_refused(served):
+    # A name of another site that points here is refused.
     app = create_app(served.lm, hosts=("127.0.0.1", "[::1]"))
     for host, status in (("127.0.0.1", 200), ("[::1]", 200), ("evil.example", 421)):
         for port in ("", ":8000"):
