@@ -85,6 +85,7 @@ def test_few_passages_are_read_and_they_are_those_that_reading_all_puts_first(
     shown, whole = trace.against(5), trace.against(EVERYTHING)
     few, every = (len(call.args[3]) for call in reader.call_args_list)
     assert 5 <= few < every / 10
+    assert len(shown) == 5
     best = {(p.position, p.predicted) for p in whole[:5]}
     assert sum((p.position, p.predicted) in best for p in shown) >= 4
     by_position = {p.position: p for p in whole}

@@ -194,11 +194,9 @@ def test_signatures_match_as_whole_vectors_do():
     a, b = torch.randn(13, 6, generator=generator), torch.randn(9, 4, generator=generator)
     w_a, w_b = torch.randn(31, 6, generator=generator), torch.randn(31, 4, generator=generator)
     found = signature_matches(a, w_a, b, w_b)
-    signatures = [(w @ p.T).T.double() for w, p in ((w_a, a), (w_b, b))]
-    left, right = (
-        torch.nn.functional.normalize(s - s.mean(1, keepdim=True), dim=1) for s in signatures
-    )
-    cosines = left @ right.T
+    signatures = ((p @ w.T).double() for w, p in ((w_a, a), (w_b, b)))
+    left, right = (s - s.mean(1, keepdim=True) for s in signatures)
+    cosines = torch.nn.functional.cosine_similarity(left[:, None], right[None], dim=-1)
     assert found.best.tolist() == cosines.argmax(1).tolist()
     np.testing.assert_allclose(found.similarity, cosines.max(1).values.numpy(), atol=1e-5)
     back = cosines.argmax(0)
@@ -214,10 +212,9 @@ def test_a_model_beside_itself(lm):
     assert all(pair["a"] == pair["b"] for pair in result["pairs"])
     texts = compare_texts(lm, lm, TEXTS[:2])
     assert texts["ce"]["difference"] == 0
-    domains = texts["shares"]["domain"]
-    assert all(item["difference"] == 0 for item in domains["items"])
-    total = sum(item["a"] for item in domains["items"]) + domains["unattributed"]["a"]
-    assert total == pytest.approx(1)
+    items, rest = (texts["shares"]["domain"][name] for name in ("items", "unattributed"))
+    assert {item["difference"] for item in items} == {0}
+    assert sum(item["a"] for item in items) + rest["a"] == pytest.approx(1)
     expected = support_of([lm.explain(text.text)[:-1].support for text in TEXTS[:2]])
     assert texts["support"] == {"a": expected, "b": expected}
 
@@ -232,7 +229,7 @@ def test_another_model_on_the_same_texts(lm, tiny_model):
     expected = compare_texts(lm, other, TEXTS[:2])
     assert found["texts"] == 3
     assert found["ce_difference_per_text"] == expected["ce_difference_per_text"]
-    texts = [torch.tensor([lm.tokenizer(text.text)["input_ids"]]) for text in TEXTS[:2]]
+    texts = [lm.encode(text.text) for text in TEXTS[:2]]
     sizes = [ids.numel() - 1 for ids in texts]
     with torch.no_grad():
         each = [[m(ids, labels=ids).loss.item() for ids in texts] for m in (lm.model, other.model)]

@@ -88,19 +88,15 @@ def test_an_error_that_every_question_would_meet_ends_the_run(session, answer):
         ((200, completion({"role": "assistant", "content": None})), "no JSON object"),
     ],
 )
-def test_an_unusable_reply_is_asked_for_once_more(session, text, reason):
-    with ChatServer(lambda request, number: text if number % 2 == 0 else GOOD) as server:
+def test_an_unusable_reply_is_asked_for_once_more_and_may_be_in_a_fence(session, text, reason):
+    fence = '```json\n{"category": "Morphology"}\n```'
+    with ChatServer(lambda request, number: text if number % 2 == 0 else fence) as server:
         assert session(server.url).ask(QUESTION) == GOOD
         assert reason in server.requests[1]["messages"][-1]["content"]
         server.behave = lambda request, number: text
         with pytest.raises(NoAnswer, match=reason):
             session(server.url).ask(questions([0])[0])
         assert len(server.requests) == 4
-
-
-def test_a_fence_is_an_answer_and_a_page_is_none(session):
-    with ChatServer(lambda request, number: '```json\n{"category": "Morphology"}\n```') as server:
-        assert session(server.url).ask(QUESTION) == GOOD
         server.behave = lambda request, number: (200, "<html>login</html>")
         with pytest.raises(NoAnswer, match="no chat completion"):
             session(server.url).ask(questions([0])[0])
