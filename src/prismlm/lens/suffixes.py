@@ -29,6 +29,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from prismlm.errors import PrismError
+from prismlm.lens.cell_files import grouped
 from prismlm.lens.layout import array_file, map_file, numbered
 from prismlm.lens.store import LensFiles, files_of
 
@@ -59,19 +60,14 @@ Tokens = Sequence[int] | np.ndarray
 
 def divided(corpus: Corpus, split: Split) -> tuple[np.ndarray, bool]:
     """Return the first document of each part of a split, with the end; and whether it is large."""
-    ends, stored = np.cumsum(corpus.lengths[corpus.split(split)]), np.dtype(corpus.meta["dtype"])
-    total = int(ends[-1])
-    if total > LARGE:
-        needed = total * stored.itemsize / MAX_PART_BYTES
-        count = math.ceil(max(min(total / LARGE, MAX_PARTS), needed))
-        bounds = [total * part // count for part in range(count + 1)]
-        return np.unique(np.searchsorted(ends, bounds, side="right")), True
-    firsts, begin = [0], 0
-    while firsts[-1] < len(ends):  # as many documents as fit in a part, at least one
-        fitting = int(np.searchsorted(ends, begin + PART, side="right"))
-        firsts.append(max(firsts[-1] + 1, fitting))
-        begin = int(ends[firsts[-1] - 1])
-    return np.array(firsts), False
+    lengths = corpus.lengths[corpus.split(split)]
+    total = int(lengths.sum())
+    if total <= LARGE:
+        return np.array([0, *(last for _, last in grouped(lengths, PART))]), False
+    needed = total * np.dtype(corpus.meta["dtype"]).itemsize / MAX_PART_BYTES
+    count = math.ceil(max(min(total / LARGE, MAX_PARTS), needed))
+    bounds = [total * part // count for part in range(count + 1)]
+    return np.unique(np.searchsorted(np.cumsum(lengths), bounds, side="right")), True
 
 
 def count_parts(corpus: Corpus, split: Split) -> int:
