@@ -52,7 +52,7 @@ def explain(
     where: opt.Where = None,
     top: Annotated[int, option("K", "Prototypes per row of --tokens.", min=0)] = 3,
     documents: Annotated[int, option("N", "Maximum number of documents.", min=0)] = 5,
-    passages: Annotated[bool, flag("--passages", "Show documents with small shares too.")] = False,
+    passages: Annotated[bool, flag("--passages", "List passages, with small shares too.")] = False,
     against: Annotated[int, option("N", "Passages where another token came next.", min=0)] = 0,
     tokens: Tokens = None,
     controller: opt.Controller = None,

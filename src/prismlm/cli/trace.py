@@ -54,7 +54,7 @@ class PrintOptions:
 
     by: str  # the column of the shares
     documents: int = 5  # maximum number, each with its leading passage
-    passages: bool = False  # print documents with small shares, and those of an unsupported answer
+    passages: bool = False  # list passages, with small shares too, and of an unsupported answer
     against: int = 0  # number of passages where another token came next
     table: bool = False  # print the table of predictions
     top: int = 3  # prototypes per prediction in it

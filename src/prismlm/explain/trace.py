@@ -314,7 +314,7 @@ class Trace:
     @cached_property
     def subject(self) -> Subject | None:
         """What the user of a chat asks about; None if nothing tells."""
-        return Subject(self.asked, self._lens()) or None
+        return (Subject(self.asked, self._lens()) or None) if self.asked else None
 
     @property
     def _about(self) -> Callable[[int], float] | None:
