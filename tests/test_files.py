@@ -7,6 +7,7 @@ import stat
 from contextlib import suppress
 from pathlib import Path
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -69,10 +70,7 @@ def test_a_full_disk_is_named_and_the_old_file_remains(tmp_path, monkeypatch):
     monkeypatch.undo()
     file = tmp_path / "run.json"
     keep_json(file, {"before": 1})
-
-    def full(*_, **__):
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
+    full = Mock(side_effect=OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)))
     monkeypatch.setattr(Path, "write_text", full)
     with pytest.raises(PrismError, match=r"run.json could not be written .*No space left"):
         keep_json(file, {"now": 2})
@@ -101,24 +99,15 @@ def test_invalid_json_is_refused(tmp_path, text):
         read_json(file)
 
 
-TEXT = "Käse, tea and 42 words.\n"
-
-
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        (TEXT.encode("latin-1"), "is not UTF-8 .*byte 0xe4 in position 1.*Convert it with iconv"),
-        (b"words and\0words", "is not UTF-8 .*NUL"),
-    ],
-)
-def test_other_files_than_utf8_are_refused(data, message):
-    with pytest.raises(InputError, match=f"^notes.txt {message}"):
-        decoded(data, "notes.txt")
-    assert decoded(TEXT.encode("utf-8-sig"), "x") == decoded(TEXT.encode(), "x") == TEXT
-
-
-def test_unreadable_and_endless_files_are_refused(tmp_path):
-    with pytest.raises(InputError, match="/dev/zero is larger than 128 MiB"):
-        read_text("/dev/zero")
-    with pytest.raises(InputError, match="cannot be read"):
-        read_text(tmp_path)
+def test_what_is_no_text_is_refused(tmp_path):
+    text = "Käse, tea and 42 words.\n"
+    for data, message in (
+        (text.encode("latin-1"), "byte 0xe4 in position 1.*Convert it with iconv"),
+        (b"words and\0words", "NUL"),
+    ):
+        with pytest.raises(InputError, match=f"^notes.txt is not UTF-8 .*{message}"):
+            decoded(data, "notes.txt")
+    assert decoded(text.encode("utf-8-sig"), "x") == decoded(text.encode(), "x") == text
+    for path, message in (("/dev/zero", "is larger than 128 MiB"), (tmp_path, "cannot be read")):
+        with pytest.raises(InputError, match=f"{path} {message}"):
+            read_text(path)

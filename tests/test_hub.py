@@ -2,6 +2,7 @@
 
 import socket
 import time
+from unittest.mock import Mock
 
 import pytest
 from huggingface_hub import constants
@@ -39,9 +40,7 @@ def test_a_silent_hub_is_named(silent, load):
 
 
 def test_a_model_that_may_be_private_says_how_to_log_in(monkeypatch):
-    def refuse(*_, **__):
-        raise PermissionError("401 Client Error")
-
+    refuse = Mock(side_effect=PermissionError("401 Client Error"))
     monkeypatch.setattr("huggingface_hub.snapshot_download", refuse)
     with pytest.raises(InputError, match=r"401 Client Error.*hf auth login"):
         hub.model_directory("somebody/private")

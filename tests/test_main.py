@@ -4,6 +4,7 @@ import os
 import re
 import sys
 from types import SimpleNamespace
+from unittest.mock import Mock
 
 import pytest
 from typer.testing import CliRunner
@@ -14,9 +15,7 @@ from tests.helpers import forked
 
 
 def test_ctrl_c_outside_of_commands_is_reported(monkeypatch, capsys):
-    def stop():
-        raise KeyboardInterrupt
-
+    stop = Mock(side_effect=KeyboardInterrupt)
     monkeypatch.setitem(sys.modules, "prismlm.cli.app", SimpleNamespace(main=stop))
     with pytest.raises(SystemExit) as ended:
         main()

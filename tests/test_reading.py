@@ -96,12 +96,11 @@ def test_corpus_index_and_attach_read_the_same_tokens(lm, directory, tmp_path):
     documents = [[*tokens_of(lm, text), corpus.eos_token_id] for text in TEXTS]
     assert corpus.tokens(0, corpus.num_tokens).tolist() == [*chain(*documents)]
     model, _, sidecar = load_checkpoint(directory)
+    options = IndexOptions(contexts=2, window=128, stride=64, split="all")
     with reading(model) as rows:
-        options = IndexOptions(contexts=2, window=128, stride=64)
         build_index(model, sidecar.head, corpus, tmp_path / "lens", options)
     assert all(document in rows for document in documents), "index"
     with reading(model) as rows:
-        options = IndexOptions(window=128, stride=96, split="all")
         read_states(model, corpus, tmp_path / "states", options, limit_bytes=1e9)
     assert all(document in rows for document in documents), "attach"
 

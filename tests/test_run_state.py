@@ -12,14 +12,6 @@ from prismlm.errors import InputError, Interrupted
 from prismlm.run_state import Interrupts, check_same, run_interruptibly, writing
 
 
-@pytest.fixture(autouse=True)
-def default_handler():
-    """A shell may have started the tests in the background, with SIGINT ignored."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGINT, before)
-
-
 @pytest.mark.parametrize("within", [True, False])
 def test_a_second_writer_is_refused(tmp_path, within):
     path = tmp_path / "new"

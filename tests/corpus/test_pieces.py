@@ -10,7 +10,6 @@ from transformers import PreTrainedTokenizerFast
 from prismlm.corpus.pieces import DITTO, encode, pieces_of, token_alone, token_words
 from prismlm.errors import InputError
 from tests.helpers.metaspace import metaspace
-from tests.helpers.mixer_models import make_corpus
 
 BYTES = {f"<0x{number:02X}>": number for number in range(256)}
 
@@ -47,11 +46,6 @@ def test_the_leading_space_of_a_token_is_kept(legacy):
     assert alone(tokenizer, "the girl") == [" the", " girl"]
     ids = tokenizer("the girls and")["input_ids"]
     assert "".join(piece.shown for piece in pieces_of(tokenizer, ids)) == " the girls and"
-
-
-@pytest.fixture(scope="module")
-def corpus(tmp_path_factory):
-    return make_corpus(tmp_path_factory.mktemp("corpus"))
 
 
 @pytest.mark.parametrize(

@@ -69,13 +69,10 @@ def test_spans_recover_the_text_of_every_token(corpus):
             assert decoded == text[start:end] or "�" in decoded
 
 
-def test_a_path_that_is_not_a_corpus(tmp_path):
+def test_a_corpus_is_opened_by_its_path_or_a_pickle_of_it(corpus, tmp_path):
     for path in (tmp_path, tmp_path / "missing"):
         with pytest.raises(InputError, match=r"is not a corpus.*prismlm corpus build INPUT"):
             Corpus.open(path)
-
-
-def test_a_pickle_opens_the_directory_again(corpus):
     corpus.tokens(0, 10)
     data = pickle.dumps(corpus)
     assert len(data) < 1000
