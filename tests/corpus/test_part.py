@@ -288,14 +288,14 @@ def test_the_split_follows_the_rule_in_the_metadata(corpus, rebuild):
     held_out = [n for n, key in enumerate(keys) if key < 0.3]
     assert 0 < len(held_out) < len(RECORDS)
     assert corpus.split("heldout").tolist() == held_out
+    assert corpus.split("heldout", 3, 9).tolist() == [n for n in held_out if 3 <= n < 9]
     both = [*corpus.split("train").tolist(), *held_out]
     assert sorted(both) == corpus.split("all").tolist() == list(range(len(RECORDS)))
     tokens = corpus.lengths[held_out].sum()
     assert corpus.meta["heldout"] == {"documents": len(held_out), "tokens": tokens}
     # A fraction that is too small holds one document out.
     small = rebuild(RECORDS, heldout_fraction=1e-9)
-    first = int(np.argmin(keys))
-    assert small.split("heldout").tolist() == [first]
+    assert small.split("heldout").tolist() == [first := int(np.argmin(keys))]
     assert small.meta["heldout"] == {"documents": 1, "tokens": small.lengths[first]}
 
 
