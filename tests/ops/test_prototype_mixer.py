@@ -7,6 +7,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from prismlm.ops import tiles
 from prismlm.ops.prototype_mixer import PrefixState, chunked, naive
 from tests.helpers.prefix_rows import by_token, inputs, recurrence, relative_error, state_of
 
@@ -63,39 +64,27 @@ def test_groups_are_separate_prefix_means(form, flags, length):
 
 
 @pytest.mark.parametrize("form", FORMS)
-def test_padding_is_ignored(form):
-    """A row with padding in three places equals the row without it."""
-    write, read, values, decay = inputs(1, 5, 3, 2)
-    places = [1, 2, 4, 5, 6]
-    mask = torch.zeros(1, 8, dtype=torch.bool)
-    mask[0, places] = True
-    full = [torch.full((1, 8, x.shape[2]), torch.nan) for x in (write, read, values)]
-    for wide, x in zip(full, (write, read, values), strict=True):
-        wide[:, places] = x
-    expected, end = form.prefix_mean(write, read, values, decay)
-    out, state = form.prefix_mean(*full, decay, mask=mask)
-    torch.testing.assert_close(out[:, places], expected)
-    assert out[~mask].tolist() == [[0.0, 0.0]] * 3
-    torch.testing.assert_close(state, end)
-    torch.testing.assert_close(
-        form.prefix_mean(*full, decay, end, mask=torch.zeros_like(mask))[1], end
-    )
-
-
-@pytest.mark.parametrize("form", FORMS)
-def test_sequences_in_one_row_do_not_see_each_other(form):
-    write, read, values, decay = inputs(1, 9, 3, 2)
-    starts = torch.zeros(1, 9, dtype=torch.bool)
-    starts[0, [4, 6]] = True
+def test_padding_is_ignored_and_sequences_of_a_row_do_not_see_each_other(form):
+    """A row with padding in four places, and three sequences, equals each of them alone."""
+    *tensors, decay = inputs(1, 9, 3, 2)
     state = state_of(1, 3, 2)
-    out, end = form.prefix_mean(write, read, values, decay, state, starts=starts)
+    mask = torch.ones(1, 13, dtype=torch.bool)
+    mask[0, [0, 3, 8, 12]] = False
+    row = [torch.full((1, 13, x.shape[2]), torch.nan) for x in tensors]
+    for wide, x in zip(row, tensors, strict=True):
+        wide[mask] = x[0]
+    starts = torch.zeros_like(mask)
+    starts[0, [5, 9]] = True
+    out, end = form.prefix_mean(*row, decay, state, mask=mask, starts=starts)
     parts = []
-    for first, last, before in ((0, 4, state), (4, 6, None), (6, 9, None)):
-        piece = [x[:, first:last] for x in (write, read, values)]
-        part, after = form.prefix_mean(*piece, decay, before)
-        parts.append(part)
-    torch.testing.assert_close(out, torch.cat(parts, 1))
+    for first, last, before in ((0, 3, state), (3, 6, None), (6, 9, None)):
+        part, after = form.prefix_mean(*(x[:, first:last] for x in tensors), decay, before)
+        parts.append(part[0])
+    torch.testing.assert_close(out[mask], torch.cat(parts))
+    assert not out[~mask].any()
     torch.testing.assert_close(end, after)
+    nothing = torch.zeros_like(mask)
+    torch.testing.assert_close(form.prefix_mean(*row, decay, end, mask=nothing)[1], end)
 
 
 def results_of(form, arguments, state, options):
@@ -125,12 +114,16 @@ def results_of(form, arguments, state, options):
     flags=st.sampled_from(["none", "mask", "starts", "both"]),
     with_state=st.booleans(),
     normalise=st.booleans(),
+    tile=st.sampled_from([32, chunked.TILE]),
     seed=st.integers(0, 1000),
 )
 def test_chunked_equals_the_double_sum(
-    b, t, r, d, groups, token, low, flags, with_state, normalise, seed
+    b, t, r, d, groups, token, low, flags, with_state, normalise, tile, seed
 ):
-    """Outputs, states and the gradient of every input, in float64; r and d are per group."""
+    """Outputs, states and the gradient of every input, in float64; r and d are per group.
+
+    A small tile makes two segments of more than 32 positions.
+    """
     *tensors, decay = inputs(b, t, groups * r, groups * d, seed, torch.float64, low=low)
     arguments = (*tensors, by_token(decay, t, seed)[:b] if token else decay)
     generator = torch.Generator().manual_seed(seed)
@@ -140,17 +133,23 @@ def test_chunked_equals_the_double_sum(
     if flags in ("starts", "both"):
         options["starts"] = torch.rand(b, t, generator=generator) < 0.1
     state = state_of(b, groups * r, d, seed, torch.float64) if with_state else None
-    slow, fast = (results_of(f.prefix_mean, arguments, state, options) for f in FORMS)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(chunked, "TILE", tile)
+        slow, fast = (results_of(f.prefix_mean, arguments, state, options) for f in FORMS)
     torch.testing.assert_close(fast[:2], slow[:2], rtol=1e-9, atol=1e-12)
     for index, (a, e) in enumerate(zip(fast[2], slow[2], strict=True)):
         scale = e.abs().max().clamp_min(1)
         torch.testing.assert_close(a / scale, e / scale, rtol=1e-8, atol=1e-10, msg=str(index))
 
 
+@pytest.mark.parametrize("in_cache", [True, False])
 @pytest.mark.parametrize("length", [300, 1300])
 @pytest.mark.parametrize("token", [False, True])
-def test_rows_of_several_segments_have_the_gradients_of_the_recurrence(length, token):
-    """1,300 positions are two segments."""
+def test_rows_of_several_segments_have_the_gradients_of_the_recurrence(
+    length, token, in_cache, monkeypatch
+):
+    """1,300 positions are two segments in the cache of a CPU, and one on a GPU."""
+    monkeypatch.setattr(tiles, "in_cache", lambda like: in_cache)
     arguments = inputs(2, length, 3, 2, 5, torch.float64, low=0.3)
     if token:
         arguments = (*arguments[:3], by_token(arguments[3], length))
@@ -163,27 +162,21 @@ def test_rows_of_several_segments_have_the_gradients_of_the_recurrence(length, t
         torch.testing.assert_close(a, e, rtol=1e-8, atol=1e-9 * e.abs().max().item())
 
 
-@pytest.mark.parametrize("beta", [0.001, 0.3, 0.95, 0.999, 0.9999])
+@pytest.mark.parametrize("beta", [0.001, 0.3, 0.95, 0.999, 0.9999, None])
 def test_float32_against_the_float64_recurrence(beta):
-    write, read, values, _ = inputs(1, 3000, 4, 3, 11)
-    decay = torch.full((4,), beta)
-    expected, end = recurrence(write, read, values, decay)
-    out, state = chunked.prefix_mean(write, read, values, decay)
-    assert relative_error(out, expected) < 1e-5
-    torch.testing.assert_close(state.mass.double(), end.mass, rtol=1e-5, atol=0)
-    assert relative_error(state.sums, end.sums) < 1e-4  # sums of both signs cancel
-
-
-def test_float32_with_decays_that_vary_between_tokens():
-    """From forgetting at once to remembering for ten thousand positions."""
+    """From forgetting at once to remembering for ten thousand positions; None for by token."""
     write, read, values, _ = inputs(2, 3000, 5, 3, 13)
-    decay = by_token(torch.tensor([0.001, 0.3, 0.95, 0.999, 0.9999]), 3000)
-    decay[:, 1000:2000] = 0.9999  # long memory in between
+    decay = torch.full((5,), beta or 0.0)
+    if beta is None:
+        decay = by_token(torch.tensor([0.001, 0.3, 0.95, 0.999, 0.9999]), 3000)
+        decay[:, 1000:2000] = 0.9999  # long memory in between
     leaves = [x.requires_grad_() for x in (write, read, values, decay)]
     expected, end = recurrence(*leaves)
     out, state = chunked.prefix_mean(*leaves)
     assert relative_error(out.detach(), expected.detach()) < 1e-5
     torch.testing.assert_close(state.mass.double(), end.mass, rtol=1e-5, atol=0)
+    sums = state.sums.detach(), end.sums.detach()
+    assert relative_error(*sums) < 1e-4  # sums of both signs cancel
     gradient = torch.randn(out.shape, generator=torch.Generator().manual_seed(0))
     fast = torch.autograd.grad(out, leaves, gradient)
     slow = torch.autograd.grad(expected, leaves, gradient.double())
@@ -260,6 +253,7 @@ def test_saved_memory_is_far_below_a_state_per_position(length):
 
 
 DECAYS = [0.001, 0.1, 0.9, 0.99, 0.999, 0.9999]
+NAMES = ("write", "read", "values", "decay")
 
 
 def gradients(form, arguments):
@@ -287,29 +281,19 @@ def test_gradients_are_accurate_for_small_and_large_decays(length):
         fast = gradients(chunked.prefix_mean, arguments)
         slow = gradients(recurrence, [x.double() for x in arguments])
         draws.append([(a.double() - e, e) for a, e in zip(fast, slow, strict=True)])
-    for number, name in enumerate(("write", "read", "values", "decay")):
+    for name, *pairs in zip(NAMES, *draws, strict=True):
         # Over draws and positions: the gradient of β is one sum, which may be near 0 by chance.
-        error, norm = (
-            torch.stack([draw[number][which] for draw in draws]).flatten(0, -2).norm(dim=0)
-            for which in (0, 1)
-        )
+        error, norm = (torch.stack(x).flatten(0, -2).norm(dim=0) for x in zip(*pairs, strict=True))
         assert (error / norm).max().item() < 4e-6, name
-
-
-def largest_error(length):
-    """Return the largest relative error of a gradient: per channel for β, else over the row."""
-    write, read, values, _ = inputs(1, length, len(DECAYS), 4, 12)
-    arguments = (write, read, values, torch.tensor(DECAYS))
-    fast = gradients(chunked.prefix_mean, arguments)
-    slow = gradients(recurrence, [x.double() for x in arguments])
-    errors = []
-    for name, a, e in zip(("write", "read", "values", "decay"), fast, slow, strict=True):
-        assert torch.isfinite(a).all(), name
-        error, norm = (x if name == "decay" else x.norm(dim=(0, 1)) for x in (a.double() - e, e))
-        errors.append((error.abs() / norm.abs()).max().item())
-    return max(errors)
 
 
 @pytest.mark.parametrize("length", [2048, pytest.param(65536, marks=pytest.mark.slow)])
 def test_gradients_over_long_rows(length):
-    assert largest_error(length) < 1e-5
+    """Relative errors: per channel for β, else over the row."""
+    *tensors, _ = inputs(1, length, len(DECAYS), 4, 12)
+    arguments = (*tensors, torch.tensor(DECAYS))
+    fast = gradients(chunked.prefix_mean, arguments)
+    slow = gradients(recurrence, [x.double() for x in arguments])
+    for name, a, e in zip(NAMES, fast, slow, strict=True):
+        error, norm = (x if name == "decay" else x.norm(dim=(0, 1)) for x in (a.double() - e, e))
+        assert (error.abs() / norm.abs()).max().item() < 1e-5, name
