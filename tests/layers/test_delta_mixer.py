@@ -1,5 +1,3 @@
-import itertools
-
 import pytest
 import torch
 from torch.nn import functional as F
@@ -11,32 +9,19 @@ from prismlm.ops.delta_rule import naive
 WIDTH, HEADS = 12, 3
 
 
-def mixer():
-    torch.manual_seed(0)
-    return DeltaMixer(WIDTH, HEADS)
-
-
 def by_hand(layer, x):
     """The class docstring, with the recurrence."""
-    projected = layer.qkv_projection(x)
-    kernel = layer.convolution.weight
-    mixed = torch.zeros_like(projected)
-    for i, delta in itertools.product(range(x.shape[1]), range(len(kernel))):
-        if delta <= i:
-            mixed[:, i] += kernel[delta] * projected[:, i - delta]
+    mixed, _ = layer.convolution(layer.qkv_projection(x))
     q, k, v = (part.reshape(*x.shape[:2], HEADS, -1) for part in F.silu(mixed).chunk(3, -1))
-    q, k = (
-        q / q.norm(dim=-1, keepdim=True) / (WIDTH / HEADS) ** 0.5,
-        k / k.norm(dim=-1, keepdim=True),
-    )
+    q, k = (vectors / vectors.norm(dim=-1, keepdim=True) for vectors in (q, k))
     rates = torch.sigmoid(layer.rate_projection(x))
-    out, _ = naive.delta_rule(q, k, v, rates)
+    out, _ = naive.delta_rule(q / (WIDTH / HEADS) ** 0.5, k, v, rates)
     out = out * (out.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * layer.norm.weight
     return layer.output_projection(out.flatten(2)), rates
 
 
 def test_it_computes_its_equation():
-    layer, x = mixer().double(), torch.randn(2, 70, WIDTH, dtype=torch.float64)
+    layer, x = DeltaMixer(WIDTH, HEADS).double(), torch.randn(2, 70, WIDTH, dtype=torch.float64)
     expected, rates = by_hand(layer, x)
     got = layer(x, return_evidence=True)
     torch.testing.assert_close(got.output, expected, rtol=1e-12, atol=1e-12)

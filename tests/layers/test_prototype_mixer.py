@@ -1,6 +1,5 @@
 """The prototype mixer: against its equation under every switch, in pieces, and initial values."""
 
-import itertools
 import math
 
 import pytest
@@ -55,12 +54,7 @@ def by_hand(layer, x):
         read = gate(layer.read_projection(x), layer.log_read_temperature)
     values = layer.value_projection(x)
     if layer.convolves:
-        kernel = layer.convolution.weight
-        mixed = torch.zeros_like(values)
-        for i, delta in itertools.product(range(x.shape[1]), range(len(kernel))):
-            if delta <= i:
-                mixed[:, i] += kernel[delta] * values[:, i - delta]
-        values = mixed
+        values, _ = layer.convolution(values)
     options = {"normalise": layer.normalise, "groups": layer.groups}
     decay = layer.decay
     if layer.decay_map is not None:

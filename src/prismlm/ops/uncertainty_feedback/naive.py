@@ -11,13 +11,8 @@ from torch import Tensor
 
 def normalised_entropy(logits: Float[Tensor, "*batch V"]) -> Float[Tensor, "*batch"]:
     """Return −Σ p ln p / ln V, p = softmax(ℓ), with 0 ln 0 = 0; float64."""
-    rows = logits.reshape(-1, logits.shape[-1]).double()
-    entropies: list[float] = []
-    for row in rows:
-        probabilities = [float(p) for p in row.softmax(0)]
-        entropy = -sum(p * math.log(p) for p in probabilities if p)
-        entropies.append(entropy / math.log(len(probabilities)))
-    return torch.tensor(entropies, dtype=torch.float64).view(logits.shape[:-1])
+    p = logits.double().softmax(-1)
+    return -torch.special.xlogy(p, p).sum(-1) / math.log(logits.shape[-1])
 
 
 def embed_codes(
