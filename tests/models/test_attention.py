@@ -5,7 +5,6 @@ import threading
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
 
 from prismlm.errors import InputError
 from prismlm.models.attention import (
@@ -15,7 +14,7 @@ from prismlm.models.attention import (
     head_writes,
     reading_attention,
 )
-from tests.helpers.families import FAMILIES, V
+from tests.helpers.families import V, build
 from tests.helpers.head_models import make_gpt2, make_signal_noise
 from tests.helpers.mixer_models import make_llama, make_model
 
@@ -65,9 +64,9 @@ def test_weights_with_padding_and_with_a_cache_are_the_same():
     assert torch.allclose(later[1], plain[1][:, :, 4:], atol=1e-6)
 
 
-@pytest.mark.parametrize("build", [make_gpt2, make_llama])
-def test_weights_of_hugging_face_models_are_their_output_attentions(build):
-    model, ids = build(19), torch.randint(0, 19, (2, 7))
+@pytest.mark.parametrize("make", [make_gpt2, make_llama])
+def test_weights_of_hugging_face_models_are_their_output_attentions(make):
+    model, ids = make(19), torch.randint(0, 19, (2, 7))
     before = model.config._attn_implementation
     weights, outputs = read_all(model, ids)
     assert model.config._attn_implementation == before
@@ -121,15 +120,10 @@ def test_an_implementation_applies_to_its_block_and_thread():
         assert copied.run(lambda: model.config._attn_implementation) == original
 
 
-def build_family(family):
-    torch.manual_seed(0)
-    return AutoModelForCausalLM.from_config(FAMILIES[family]()).eval()
-
-
 @pytest.mark.parametrize("family", ["gpt2", "llama", "phi"])
 @torch.no_grad()
 def test_the_write_of_a_head_is_the_difference_without_it(family):
-    model = build_family(family)
+    model = build(family)
     layer, calls = attention_layers(model)[0], []
     output = getattr(layer, {"gpt2": "c_proj", "phi": "dense"}.get(family, "o_proj"))
     output.register_forward_hook(lambda module, args, y: calls.append((args[0], y)))
@@ -146,21 +140,21 @@ def test_the_write_of_a_head_is_the_difference_without_it(family):
 
 
 def test_writes_are_float32_and_do_not_depend_on_padding():
-    assert head_writes(build_family("llama").bfloat16(), IDS, MASK)[0].dtype == torch.float32
-    model = build_family("llama")
+    assert head_writes(build("llama").bfloat16(), IDS, MASK)[0].dtype == torch.float32
+    model = build("llama")
     padded = torch.cat([IDS, torch.zeros(2, 3, dtype=torch.int64)], 1)
     writes = head_writes(model, padded, padded > 0)[1][:, :7]
     assert torch.allclose(writes, head_writes(model, IDS, MASK)[1], atol=1e-5)
 
 
 @pytest.mark.parametrize(
-    ("build", "words"),
+    ("make", "words"),
     [
-        (lambda: build_family("mamba"), "'mamba' has no attention heads"),
+        (lambda: build("mamba"), "'mamba' has no attention heads"),
         (lambda: make_model(V), "'prismlm_protot' has no attention heads"),
         (lambda: make_signal_noise(V), "cannot be separated"),
     ],
 )
-def test_heads_that_cannot_be_separated(build, words):
+def test_heads_that_cannot_be_separated(make, words):
     with pytest.raises(InputError, match=words):
-        head_writes(build(), IDS, MASK)
+        head_writes(make(), IDS, MASK)

@@ -24,8 +24,14 @@ def leaf(x, device):
     return x.detach().to(device, copy=True).requires_grad_()
 
 
-def assert_near(expected, actual, tolerance):
-    for a, b in zip(expected, actual, strict=True):
+def assert_near(run, tolerance):
+    """Compare what ``run(device)`` returns on both; None is left out."""
+    # Copies: moving a model moves its gradients too.
+    results = (
+        [t.detach().to(CPU, copy=True) for t in run(device) if t is not None]
+        for device in (CPU, GPU)
+    )
+    for a, b in zip(*results, strict=True):
         scale = a.double().norm().clamp_min(1e-9)
         assert ((a.double() - b.double()).norm() / scale).item() < tolerance
 
@@ -48,30 +54,29 @@ def test_route_chooses_the_same_prototypes(shape, dtype):
 
 @pytest.mark.parametrize("weights", ["cosine", "fitted"])
 def test_heads_and_their_gradients(weights):
-    results = []
-    for device in (CPU, GPU):
+    def step(device):
         head = PrototypeHead(64, 600, 48, weights=weights)
         head.place_on(random(600, 64, seed=1))
         z = leaf(random(700, 64), device)
         rebuilt = head.to(device)(z).reconstruction
         rebuilt.square().mean().backward()
-        gradients = [t.grad for t in (z, *head.parameters()) if t.grad is not None]
-        results.append([t.detach().cpu() for t in (rebuilt, *gradients)])
-    assert_near(*results, tolerance=1e-4)
+        return [rebuilt, *(t.grad for t in (z, *head.parameters()))]
+
+    assert_near(step, tolerance=1e-4)
 
 
 @pytest.mark.parametrize("length", [1, 17, 1500])
 def test_prefix_means_and_their_gradients(length):
     gates = [random(2, length, 8, seed=n).softmax(-1) for n in (1, 2)]
     inputs = [*gates, random(2, length, 24, seed=3), torch.linspace(0.2, 0.99, 8)]
-    results = []
-    for device in (CPU, GPU):
+
+    def step(device):
         leaves = [leaf(t, device) for t in inputs]
         out, state = prototype_mixer.prefix_mean(*leaves)
         (out.square().mean() + state.sums.square().mean()).backward()
-        grads = [t.grad.cpu() for t in leaves if t.grad is not None]
-        results.append([out.detach().cpu(), state.mass.detach().cpu(), *grads])
-    assert_near(*results, tolerance=1e-5)
+        return [out, state.mass, *(t.grad for t in leaves)]
+
+    assert_near(step, tolerance=1e-5)
 
 
 @pytest.mark.parametrize(
@@ -82,16 +87,15 @@ def test_decoders_their_gradients_and_caches(preset):
     torch.manual_seed(0)
     model = build_model(build_config({"preset": preset} | changes, 300, 0))
     ids = torch.randint(300, (2, 90), generator=torch.Generator().manual_seed(1))
-    results = []
-    for device in (CPU, GPU):
+
+    def step(device):
         model.to(device).train()
         model.zero_grad()
         output = model(input_ids=ids.to(device), labels=ids.to(device))
         output.loss.backward()
-        # Clones: moving a model moves its gradients too.
-        gradients = [p.grad.cpu().clone() for p in model.parameters() if p.grad is not None]
-        results.append([output.logits.detach().cpu(), *gradients])
-    assert_near(*results, tolerance=2e-3)
+        return [output.logits, *(p.grad for p in model.parameters())]
+
+    assert_near(step, tolerance=2e-3)
     model.eval()
     with torch.no_grad():
         whole = model(input_ids=ids.to(GPU)).logits
@@ -119,10 +123,9 @@ def test_a_model_is_trained_and_explained(tiny_corpus, tmp_path):
 
 
 def test_a_head_is_attached_and_explained(tiny_model, tiny_corpus, tmp_path):
-    options = {"fit": FitOptions(prototypes=64, prototypes_per_token=16, epochs=0.5)}
-    ces = []
+    fit, ces = FitOptions(prototypes=64, prototypes_per_token=16, epochs=0.5), []
     for device in (GPU, CPU):
-        how = AttachOptions(**options, device=device, precision="float32")
+        how = AttachOptions(fit=fit, device=device, precision="float32")
         made = attach(str(tiny_model), [tiny_corpus], tmp_path / device, how)
         ces.append(made.quality.prototype_only_ce)
     assert ces[0] == pytest.approx(ces[1], abs=0.05)

@@ -61,41 +61,35 @@ def test_round_trip(directory, model):
     assert load_sidecar(directory, model).head.weights == "fitted"
 
 
+def change_prototypes(directory, change):
+    tensors = load_file(directory / HEAD_FILE)
+    tensors["prototypes"] = change(tensors["prototypes"]).contiguous()
+    save_file(tensors, directory / HEAD_FILE)
+
+
+def cut(path):
+    path.write_bytes(path.read_bytes()[:40])
+
+
 @pytest.mark.parametrize(
-    ("values", "words"),
+    ("change", "words"),
     [
-        ({"format_version": 2}, "format version 2"),
-        ({"prototypes_per_token": 13}, "there are 12 prototypes"),
-        ({"weights": "guessed"}, "weights is 'guessed'"),
-        ({"base": None}, r"prismlm\.json"),
+        (lambda path: change_meta(path, format_version=2), "format version 2"),
+        (lambda path: change_meta(path, prototypes_per_token=13), "there are 12 prototypes"),
+        (lambda path: change_meta(path, weights="guessed"), "weights is 'guessed'"),
+        (lambda path: change_meta(path, base=None), r"prismlm\.json"),
+        (lambda path: change_prototypes(path, lambda p: p[:, :-1]), "prototypes of width"),
+        (lambda path: change_prototypes(path, lambda p: p / 0), "finite"),
+        (lambda path: cut(path / META_FILE), META_FILE),
+        (lambda path: cut(path / HEAD_FILE), HEAD_FILE),
+        (lambda path: (path / META_FILE).unlink(), f"has no {META_FILE}"),
+        (lambda path: (path / HEAD_FILE).unlink(), f"has no {HEAD_FILE}"),
     ],
 )
-def test_metadata_that_cannot_be(directory, values, words):
-    change_meta(directory, **values)
+def test_files_that_cannot_be(directory, model, change, words):
+    change(directory)
     with pytest.raises((FormatError, InputError), match=words):
-        load_sidecar(directory)
-
-
-@pytest.mark.parametrize("name", [META_FILE, HEAD_FILE])
-def test_missing_and_damaged_files(directory, name):
-    path = directory / name
-    path.write_bytes(path.read_bytes()[:40])
-    with pytest.raises(FormatError):
-        load_sidecar(directory)
-    path.unlink()
-    with pytest.raises(FormatError, match=name):
-        load_sidecar(directory)
-
-
-def test_prototypes_that_cannot_be(directory, model):
-    tensors = load_file(directory / HEAD_FILE)
-    narrow = tensors["prototypes"][:, :-1].contiguous()
-    save_file(tensors | {"prototypes": narrow}, directory / HEAD_FILE)
-    with pytest.raises(FormatError, match="prototypes of width"):
         load_sidecar(directory, model)
-    save_file(tensors | {"prototypes": narrow / 0}, directory / HEAD_FILE)
-    with pytest.raises(FormatError, match="finite"):
-        load_sidecar(directory)
 
 
 def test_weights_that_changed_since(directory, model):
