@@ -47,7 +47,7 @@ def own_model(family, **changes):
     torch.manual_seed(0)
     settings = FAMILIES[family] | {"hidden_size": 24, "initializer_range": 0.3} | changes
     if "head_size" in settings:
-        settings["noise_weight"] = 0.1
+        settings.setdefault("noise_weight", 0.1)
     model = build_model(build_config(settings, VOCABULARY, END)).eval()
     for name, parameter in model.named_parameters():
         if name.endswith("decay_map"):

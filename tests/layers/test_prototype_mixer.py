@@ -132,30 +132,6 @@ def test_sizes_of_the_source():
     assert frozen == {"read_projection.weight", "log_read_temperature", "convolution.weight"}
 
 
-@pytest.mark.parametrize("name", SWITCHES)
-def test_padding_and_packing_change_nothing(name):
-    layer = mixer(**SWITCHES[name]).double()
-    x = torch.randn(1, 9, WIDTH, dtype=torch.float64)
-    alone = layer(x)
-    wide = torch.randn(1, 20, WIDTH, dtype=torch.float64)
-    places = [2, 3, 5, 6, 7, 11, 12, 13, 18]
-    wide[:, places] = x
-    mask = torch.zeros(1, 20, dtype=torch.bool)
-    mask[0, places] = True
-    padded = layer(wide, mask=mask, return_evidence=True)
-    torch.testing.assert_close(padded.output[:, places], alone.output)
-    torch.testing.assert_close(padded.state, alone.state)
-    assert not padded.output[~mask].any()
-    assert not padded.evidence.write[~mask].any()
-
-    row = torch.cat([wide, x, wide], 1)
-    starts = torch.zeros(1, row.shape[1], dtype=torch.bool)
-    starts[0, [20, 29]] = True
-    packed = layer(row, starts=starts).output
-    torch.testing.assert_close(packed[:, 20:29], alone.output)
-    torch.testing.assert_close(packed[:, 29:], layer(wide).output)
-
-
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     ("settings", "words"),
