@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.pytorch_utils import Conv1D
 
 from prismlm.errors import FormatError, InputError
 from prismlm.models.base import (
@@ -99,21 +100,11 @@ def test_paths_and_names_without_a_model(tmp_path, monkeypatch, name, words):
         find_base(name)
 
 
-class Conv1D(nn.Module):
-    """GPT-2's: its weight is [in, out]."""
-
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(3, 2))
-
-
 def two_layers():
-    model = nn.Module()
-    model.inner = nn.Module()
-    model.inner.linear = nn.Linear(3, 2, bias=False)
-    model.inner.transposed = Conv1D()
-    model.inner.linear.weight.data.fill_(1.0)
-    return model
+    model = nn.ModuleDict({"linear": nn.Linear(3, 2, bias=False), "transposed": Conv1D(2, 3)})
+    for layer in model.values():
+        nn.init.ones_(layer.weight)
+    return nn.ModuleDict({"inner": model})
 
 
 def write(directory, tensors, **config):
@@ -135,8 +126,8 @@ def test_merging_by_hand(tmp_path):
     merge_adapter(model, tmp_path)
     # 2 · [0.5, −1]ᵀ [1, 2, 3]
     update = torch.tensor([[1.0, 2.0, 3.0], [-2.0, -4.0, -6.0]])
-    assert torch.equal(model.inner.linear.weight, 1 + update)
-    assert torch.equal(model.inner.transposed.weight, update.T)
+    assert torch.equal(model["inner"]["linear"].weight, 1 + update)
+    assert torch.equal(model["inner"]["transposed"].weight, 1 + update.T)
 
 
 @pytest.mark.parametrize(

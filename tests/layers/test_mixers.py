@@ -1,17 +1,22 @@
-"""The prototype mixer: against its equation under every switch, in pieces, and initial values."""
+"""The mixers and their convolution: against their equations, with padding and several sequences."""
 
 import math
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from torch import nn
+from torch.nn import functional as F
 
 from prismlm.errors import InputError
 from prismlm.layers import PrototypeMixer
+from prismlm.layers.causal_convolution import CausalConvolution
 from prismlm.layers.delta_mixer import DeltaMixer
+from prismlm.ops.delta_rule import naive as naive_rule
 from prismlm.ops.prototype_mixer import naive
 
-WIDTH = 12
+WIDTH, HEADS = 12, 3
 EXACT = {"rtol": 1e-12, "atol": 1e-12}
 SWITCHES = {
     "document": {},
@@ -71,9 +76,7 @@ def test_it_computes_its_equation_under_every_switch(name):
     x = torch.randn(2, 70, WIDTH, dtype=torch.float64)
     output, write, read = by_hand(layer, x)
     got = layer(x, return_evidence=True)
-    torch.testing.assert_close(got.output, output, **EXACT)
-    torch.testing.assert_close(got.evidence.write, write, **EXACT)
-    torch.testing.assert_close(got.evidence.read, read, **EXACT)
+    torch.testing.assert_close((got.output, *got.evidence), (output, write, read), **EXACT)
     assert layer(x).evidence is None
     parameters = list(layer.parameters())
     slow, fast = (torch.autograd.grad(y.square().sum(), parameters) for y in (output, got.output))
@@ -147,6 +150,8 @@ def test_sizes_of_the_source():
 def test_wrong_settings(settings, words):
     with pytest.raises(InputError, match=words):
         PrototypeMixer(**{"width": WIDTH, "channels": 2} | settings)
+    with pytest.raises(InputError, match="do not divide"):
+        DeltaMixer(10, 4)
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -160,3 +165,80 @@ def test_wrong_inputs(kind):
     for name in ("mask", "starts"):
         with pytest.raises(InputError, match=f"{name} is .*: expected"):
             layer(x, **{name: torch.ones(1, 3)})
+
+
+def delta_by_hand(layer, x):
+    """The class docstring, with the recurrence."""
+    mixed, _ = layer.convolution(layer.qkv_projection(x))
+    q, k, v = (part.reshape(*x.shape[:2], HEADS, -1) for part in F.silu(mixed).chunk(3, -1))
+    q, k = (vectors / vectors.norm(dim=-1, keepdim=True) for vectors in (q, k))
+    rates = torch.sigmoid(layer.rate_projection(x))
+    out, _ = naive_rule.delta_rule(q / (WIDTH / HEADS) ** 0.5, k, v, rates)
+    out = out * (out.square().mean(-1, keepdim=True) + 1e-5).rsqrt() * layer.norm.weight
+    return layer.output_projection(out.flatten(2)), rates
+
+
+def test_the_delta_mixer_computes_its_equation():
+    layer, x = DeltaMixer(WIDTH, HEADS).double(), torch.randn(2, 70, WIDTH, dtype=torch.float64)
+    expected, rates = delta_by_hand(layer, x)
+    got = layer(x, return_evidence=True)
+    torch.testing.assert_close((got.output, got.evidence), (expected, rates), **EXACT)
+    got.output.square().sum().backward()
+    for name, parameter in layer.named_parameters():
+        assert parameter.grad.abs().max() > 0, name
+
+
+def test_size_of_the_delta_mixer():
+    """Width 256, 4 heads: 4·256² projections, three convolutions of 4, 4 rates, a norm of 64."""
+    assert count(DeltaMixer(256, 4)) == 4 * 256**2 + 3 * 4 * 256 + 4 * 256 + 64
+
+
+@given(
+    length=st.integers(1, 20),
+    width=st.integers(1, 5),
+    padded=st.booleans(),
+    packed=st.booleans(),
+    seed=st.integers(0, 1000),
+)
+def test_a_convolution_mixes_a_token_with_the_last_ones_of_its_sequence(
+    length, width, padded, packed, seed
+):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(2, length, 3, generator=generator, dtype=torch.float64)
+    history = torch.randn(2, width - 1, 3, generator=generator, dtype=torch.float64)
+    mask = torch.rand(2, length, generator=generator) < 0.6
+    starts = torch.rand(2, length, generator=generator) < 0.2
+    x[~mask] = x[~mask] if not padded else torch.nan
+    layer = CausalConvolution(3, width).double()
+    flags = {"mask": mask} if padded else {}
+    flags |= {"starts": starts} if packed else {}
+    out, kept = layer(x, history=history, **flags)
+    for b in range(2):
+        # A start on padding is one of the token behind it.
+        number = [0] * (width - 1) + (starts[b].cumsum(0) * packed).tolist()
+        places = [i for i in range(length) if mask[b, i] or not padded]
+        values = [*history[b], *(x[b, i] for i in places)]
+        number = [*number[: width - 1], *(number[width - 1 + i] for i in places)]
+        for at, place in enumerate(places):
+            own = at + width - 1
+            expected = sum(
+                layer.weight[delta] * values[own - delta]
+                for delta in range(width)
+                if number[own - delta] == number[own]
+            )
+            torch.testing.assert_close(out[b, place], expected)
+        last = int(starts[b].sum()) if packed else 0
+        ends = range(len(values) - width + 1, len(values))
+        expected = [values[i] if number[i] == last else torch.zeros(3).double() for i in ends]
+        torch.testing.assert_close(list(kept[b]), expected)
+
+
+def test_a_convolution_over_padding_by_hand():
+    layer = CausalConvolution(1, 2)
+    with torch.no_grad():
+        layer.weight.copy_(torch.tensor([[1.0], [10.0]]))
+    x = torch.tensor([[[9.0], [1.0], [9.0], [2.0], [9.0]]])
+    mask = torch.tensor([[False, True, False, True, False]])
+    out, kept = layer(x, mask=mask)
+    assert out[mask].flatten().tolist() == [1.0, 12.0]
+    assert kept.flatten().tolist() == [2.0]
