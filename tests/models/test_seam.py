@@ -39,38 +39,28 @@ def test_z_w_and_the_logit_map_reproduce_the_logits(family):
     assert output.logits.numel() == 0
 
 
-@pytest.mark.parametrize("wrong", [LogitMap(scale=2.0), LogitMap(bias=True)])
-def test_a_wrong_map_is_refused(wrong):
-    with pytest.raises(FormatError, match="does not reproduce the logits of LlamaForCausalLM"):
-        verify_logit_map(build("llama"), wrong)
-
-
-def test_a_diverged_model_is_named_before_its_map():
+def test_a_wrong_map_an_embedding_that_adds_and_a_diverged_model_are_refused():
     model = build("llama")
+    words = "does not reproduce the logits of LlamaForCausalLM"
+    for wrong in (LogitMap(scale=2.0), LogitMap(bias=True)):
+        with pytest.raises(FormatError, match=words):
+            verify_logit_map(model, wrong)
+    extra = nn.Linear(WIDTH, V, bias=False)
+    handle = model.lm_head.register_forward_hook(lambda _, args, output: output + extra(*args))
+    with pytest.raises(FormatError, match=words):
+        verify_logit_map(model, LogitMap())
+    handle.remove()
     model.model.norm.weight.data[3] = torch.nan
     with pytest.raises(NotFiniteError, match="logits of LlamaForCausalLM are not finite"):
         verify_logit_map(model, LogitMap())
 
 
-def test_a_model_without_an_output_embedding():
-    with pytest.raises(InputError, match=r"no output embedding.*language modelling head"):
-        output_embedding(build("llama").model)
-
-
-def test_a_quantised_output_embedding():
+def test_a_missing_and_a_quantised_output_embedding():
     model = build("llama")
+    with pytest.raises(InputError, match=r"no output embedding.*language modelling head"):
+        output_embedding(model.model)
     half = model.lm_head.weight.detach() / 2
     model.lm_head.weight = nn.Parameter(TwoTensor(half, half))
     with pytest.raises(InputError, match=r"is quantised \(its weight is TwoTensor") as error:
         LogitMap.of(model)
     assert "modules_to_not_convert=['lm_head']" in str(error.value)
-
-
-def test_an_embedding_that_adds_to_its_product():
-    model = build("llama")
-    extra = nn.Linear(WIDTH, V, bias=False)
-    handle = model.lm_head.register_forward_hook(lambda _, args, output: output + extra(*args))
-    with pytest.raises(FormatError, match="does not reproduce the logits"):
-        verify_logit_map(model, LogitMap())
-    handle.remove()
-    verify_logit_map(model, LogitMap())

@@ -11,6 +11,9 @@ from prismlm.ops.prototype_head import fast, naive
 from prismlm.ops.prototype_head.fast import SPARE, column_best, largest, pair_products
 
 FORMS = [naive, fast]
+# Cosines by hand: rows (0.6, 0.8, -0.6) and (0, -1, 0).
+Z = torch.tensor([[3.0, 4.0], [0.0, -2.0]])
+PROTOTYPES = torch.tensor([[2.0, 0.0], [0.0, 5.0], [-1.0, 0.0]])
 
 
 def inputs(n, k, d, seed=0, dtype=torch.float32):
@@ -22,36 +25,32 @@ def inputs(n, k, d, seed=0, dtype=torch.float32):
 
 @pytest.mark.parametrize("form", FORMS)
 def test_hand_computed(form):
-    z = torch.tensor([[3.0, 4.0], [0.0, -2.0]])
-    prototypes = torch.tensor([[2.0, 0.0], [0.0, 5.0], [-1.0, 0.0]])
-    routing = form.route(z, prototypes, 2, 2.0)
-    # cosines: row 0 = (0.6, 0.8, -0.6), row 1 = (0, -1, 0), whose tie may come in any order.
+    routing = form.route(Z, PROTOTYPES, 2, 2.0)
     assert routing.indices[0].tolist() == [1, 0]
+    # A tie may come in any order.
     assert sorted(routing.indices[1].tolist()) == [0, 2]
     torch.testing.assert_close(routing.cosines, torch.tensor([[0.8, 0.6], [0.0, 0.0]]))
     torch.testing.assert_close(routing.activations, torch.tensor([[1.6, 1.2], [0.0, 0.0]]))
     torch.testing.assert_close(routing.nearest_prototype_cosine, torch.tensor([0.8, 0.0]))
     assert routing.nearest_point.tolist() == [0, 0, 1]
     torch.testing.assert_close(routing.nearest_point_cosine, torch.tensor([0.6, 0.8, 0.0]))
-    reconstruction = form.reconstruct(routing, prototypes)
+    reconstruction = form.reconstruct(routing, PROTOTYPES)
     torch.testing.assert_close(reconstruction, torch.tensor([[2.4, 8.0], [0.0, 0.0]]))
 
 
 def test_losses_hand_computed():
-    z = torch.tensor([[3.0, 4.0], [0.0, -2.0]])
-    prototypes = torch.tensor([[2.0, 0.0], [0.0, 5.0], [-1.0, 0.0]])
-    routing = ops.route(z, prototypes, 2, 2.0)
-    reconstruction = ops.reconstruct(routing, prototypes)
+    routing = ops.route(Z, PROTOTYPES, 2, 2.0)
+    reconstruction = ops.reconstruct(routing, PROTOTYPES)
     assert ops.prototype_pull(routing).item() == pytest.approx(-(0.6 + 0.8 + 0.0) / 3)
     assert ops.point_pull(routing).item() == pytest.approx(-0.4)
     # r = (0.6, -4) and (0, -2): squared norms 16.36 and 4.
-    assert ops.residual(z, reconstruction, reduction="sum").item() == pytest.approx(10.18)
-    assert ops.residual(z, reconstruction).item() == pytest.approx(5.09)
+    assert ops.residual(Z, reconstruction, reduction="sum").item() == pytest.approx(10.18)
+    assert ops.residual(Z, reconstruction).item() == pytest.approx(5.09)
     only_second = torch.tensor([False, True])
-    assert ops.residual(z, reconstruction, only_second, "sum").item() == pytest.approx(4.0)
+    assert ops.residual(Z, reconstruction, only_second, "sum").item() == pytest.approx(4.0)
     assert ops.point_pull(routing, only_second).item() == pytest.approx(0.0)
     # Squared cosines of the three pairs: 0, 1, 0; each counts twice among six ordered pairs.
-    assert ops.diversity(prototypes).item() == pytest.approx(1 / 3)
+    assert ops.diversity(PROTOTYPES).item() == pytest.approx(1 / 3)
 
 
 def outputs_and_gradients(form, z, prototypes, k, mask=None):
