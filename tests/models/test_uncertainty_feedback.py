@@ -6,6 +6,7 @@ The matrix test has generation, padding and caches of every family.
 import copy
 import json
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -74,27 +75,19 @@ def test_threads_and_copies(model):
     """Two threads in the middle of a call at the same time."""
     feedback = attach_drawn(model, 64, passes=2)
     texts = [IDS, torch.tensor([[1, 9, 8]])]
-    expected = [model(ids, use_cache=False) for ids in texts]
-    outputs, barrier = {}, threading.Barrier(2, timeout=60)
+    run = torch.no_grad()(lambda ids: model(ids, use_cache=False))
+    expected, barrier = [run(ids) for ids in texts], threading.Barrier(2, timeout=60)
 
     def wait(*_args):
         barrier.wait()
 
     handle = model.model.layers[0].register_forward_hook(wait)
-
-    def run(number):
-        with torch.no_grad():
-            outputs[number] = model(texts[number], use_cache=False)
-
-    threads = [threading.Thread(target=run, args=(number,)) for number in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    with ThreadPoolExecutor(2) as pool:
+        outputs = list(pool.map(run, texts))
     handle.remove()
-    for number, output in enumerate(expected):
-        assert torch.equal(outputs[number].uncertainty_codes, output.uncertainty_codes)
-        torch.testing.assert_close(outputs[number].logits, output.logits)
+    for output, alone in zip(outputs, expected, strict=True):
+        assert torch.equal(output.uncertainty_codes, alone.uncertainty_codes)
+        torch.testing.assert_close(output.logits, alone.logits)
     again = copy.deepcopy(model)
     assert uncertainty_of(again) is not feedback
     assert torch.equal(again(IDS, use_cache=False).logits, expected[0].logits)

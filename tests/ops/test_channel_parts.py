@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+from torch.nn import functional as F
 
 from prismlm.ops.channel_parts import ChannelFlow, channel_parts, naive, token_parts
 from prismlm.ops.prototype_mixer import naive as prefix
@@ -54,10 +55,14 @@ def test_by_hand():
 @pytest.mark.parametrize("groups", [1, 2])
 @pytest.mark.parametrize("normalise", [True, False])
 @pytest.mark.parametrize("per_token", [True, False])
-def test_as_the_double_sums(taps, groups, normalise, per_token):
+def test_as_the_double_sums_and_the_prefix_mean(taps, groups, normalise, per_token):
     flow = make_flow(taps, groups, normalise, per_token)
     directions = torch.randn(3, WIDTH, generator=torch.Generator().manual_seed(1))
     channels = torch.tensor([3, 0, 3])
+    # The last position's decay acts on nothing that is read.
+    decay = F.pad(flow.log_decay.diff(dim=0).exp(), (0, 0, 0, 1), value=0.5)
+    tensors = (x[None].double() for x in (flow.write, flow.read, flow.values, decay))
+    out, _ = prefix.prefix_mean(*tensors, normalise=normalise, groups=groups)
     for position in (0, 1, 3, LENGTH - 1):
         parts = channel_parts(flow, position, directions)
         torch.testing.assert_close(parts, naive.channel_parts(flow, position, directions))
@@ -67,18 +72,8 @@ def test_as_the_double_sums(taps, groups, normalise, per_token):
         torch.testing.assert_close(tokens, expected)
         expected = parts.gather(1, channels[:, None])[:, 0]
         torch.testing.assert_close(tokens.sum(1), expected, rtol=1e-5, atol=1e-6)
-
-
-@pytest.mark.parametrize("normalise", [True, False])
-def test_channels_sum_to_the_prefix_mean(normalise):
-    flow = make_flow(normalise=normalise)
-    decay = (flow.log_decay[1] - flow.log_decay[0]).exp().float()
-    out, _ = prefix.prefix_mean(
-        flow.write[None], flow.read[None], flow.values[None], decay, normalise=normalise
-    )
-    for position in range(LENGTH):
         reading = channel_parts(flow, position, torch.eye(WIDTH)).sum(1)
-        torch.testing.assert_close(reading.float(), out[0, position])
+        torch.testing.assert_close(reading, out[0, position])
 
 
 def test_an_empty_channel_has_no_part():
