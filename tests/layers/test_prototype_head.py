@@ -33,14 +33,10 @@ def test_prototypes_placed_on_states_reconstruct_them():
     torch.testing.assert_close(head(states).reconstruction, states)
 
 
-def fitted_head(**settings):
-    return head_of(**settings, weights="fitted")
-
-
 def test_a_fitted_head_begins_with_the_nearest_and_rebuilds_better():
     z = torch.randn(30, 8, generator=torch.Generator().manual_seed(3))
     settings = {"count": 60, "k": 20}
-    plain, head = head_of(**settings)(z), fitted_head(**settings)
+    plain, head = head_of(**settings)(z), head_of(**settings, weights="fitted")
     fitted = head(z)
     first = slice(None, ops.PICKS)
     assert torch.equal(plain.routing.indices[:, first], fitted.routing.indices[:, first])
@@ -57,7 +53,7 @@ def test_a_fitted_head_begins_with_the_nearest_and_rebuilds_better():
 
 
 def test_norms_and_scale_do_not_change_a_fitted_reconstruction():
-    z, head = torch.randn(10, 8), fitted_head()
+    z, head = torch.randn(10, 8), head_of(weights="fitted")
     expected = head(z).reconstruction
     with torch.no_grad():
         head.prototypes.mul_(torch.rand(20, 1) + 0.5)
@@ -76,11 +72,8 @@ def test_norms_and_scale_do_not_change_a_fitted_reconstruction():
         ({"scale": 0.0}, "positive"),
     ],
 )
-def test_settings_that_make_no_head(settings, words):
+def test_settings_that_make_no_head_and_too_few_states_to_place_it_on(settings, words):
     with pytest.raises(InputError, match=words):
         head_of(**settings)
-
-
-def test_placing_on_too_few_states():
     with pytest.raises(InputError, match="fewer prototypes"):
         head_of().place_on(torch.zeros(3, 8))

@@ -22,10 +22,6 @@ IDS = torch.randint(1, V, (2, 7), generator=torch.Generator().manual_seed(0))
 MASK = torch.ones(2, 7, dtype=torch.bool)
 
 
-def signal_noise(**settings):
-    return make_signal_noise(19, hidden_size=16, num_hidden_layers=2, head_size=4, **settings)
-
-
 @torch.no_grad()
 def read_all(model, ids, **inputs):
     weights = {}
@@ -35,7 +31,7 @@ def read_all(model, ids, **inputs):
 
 
 def test_weights_of_signal_and_noise_heads_give_the_layers_output():
-    model = signal_noise(noise_weight=0.3)
+    model = make_signal_noise(19, noise_weight=0.3)
     layer, outputs = model.model.layers[1].attention, []
     hook = layer.register_forward_hook(lambda module, args, output: outputs.append(output))
     weights = read_all(model, torch.randint(0, 19, (2, 7)))[0][1]
@@ -51,7 +47,7 @@ def test_weights_of_signal_and_noise_heads_give_the_layers_output():
 
 
 def test_weights_with_padding_and_with_a_cache_are_the_same():
-    model = signal_noise()
+    model = make_signal_noise(19)
     ids = torch.randint(1, 19, (1, 6))
     plain, _ = read_all(model, ids)
     padded = torch.cat([torch.zeros(1, 2, dtype=torch.int64), ids], 1)
@@ -80,7 +76,7 @@ def test_weights_of_hugging_face_models_are_their_output_attentions(make):
 
 
 def test_groups_and_selected_layers():
-    model, layers = signal_noise(), []
+    model, layers = make_signal_noise(19), []
     assert [tuple(group) for group in head_groups(model)] == [("signal", 0, 4), ("noise", 4, 8)]
     assert len(attention_layers(model)) == 2
     with reading_attention(model, lambda layer, _: layers.append(layer), layers=[1]):

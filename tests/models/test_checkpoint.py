@@ -12,8 +12,6 @@ from transformers import (
     BertForMaskedLM,
     GPTNeoXConfig,
     LlamaConfig,
-    T5Config,
-    T5ForConditionalGeneration,
 )
 
 from prismlm.corpus.tokenizer import load_tokenizer
@@ -22,6 +20,7 @@ from prismlm.models.base import find_base
 from prismlm.models.checkpoint import read_checkpoint
 from prismlm.models.sidecar import HEAD_FILE
 from tests.helpers import families
+from tests.helpers.feedback_families import t5
 
 SMALL = families.SIZES | {
     "num_hidden_layers": 1, "intermediate_size": 16, "num_attention_heads": 2, "bos_token_id": 1,
@@ -69,12 +68,7 @@ def test_pickles_are_not_read(save):
     ("build", "words"),
     [
         (lambda: BertForMaskedLM(BertConfig(**SMALL)), r"encoder-only .*BertForMaskedLM"),
-        (
-            lambda: T5ForConditionalGeneration(
-                T5Config(vocab_size=320, d_model=16, d_kv=8, d_ff=16, num_layers=1, num_heads=2)
-            ),
-            "an encoder-decoder: T5ForConditionalGeneration",
-        ),
+        (lambda: t5(1), "an encoder-decoder: T5ForConditionalGeneration"),
     ],
 )
 def test_encoders_are_refused(save, build, words):

@@ -31,14 +31,12 @@ def pair(tiny_model):
     return plain, spread
 
 
-def test_the_layers_are_on_disk_and_the_embeddings_in_memory(pair):
+def test_answers_traces_and_edits_are_those_of_the_whole_model(pair):
+    """The layers are on disk, and the embeddings in memory."""
     plain, spread = pair
     on_disk = {name for name, p in spread.model.named_parameters() if p.is_meta}
     assert on_disk == {n for n, _ in plain.model.named_parameters() if ".layers." in n}
     assert spread.model.device == spread.head.prototypes.device == torch.device("cpu")
-
-
-def test_answers_traces_and_edits_are_those_of_the_whole_model(pair):
     traces = [lm.explain(TEXT, generate=5) for lm in pair]
     assert traces[1].answer == traces[0].answer
     first, second = (trace.to_dict() for trace in traces)

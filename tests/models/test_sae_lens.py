@@ -19,14 +19,12 @@ def a_head(weights):
 @pytest.mark.parametrize("weights", ["cosine", "fitted"])
 def test_features_and_reconstruction_are_the_heads_after_a_round_trip(weights, tmp_path):
     head, z = a_head(weights), torch.randn(2, 7, 12, generator=torch.Generator().manual_seed(1))
-    PrototypeSAE.from_head(head, model_name="gpt2", hook_name="unembed.hook_in").save_model(
-        tmp_path
-    )
+    made = PrototypeSAE.from_head(head, model_name="gpt2", hook_name="unembed.hook_in")
+    made.save_model(tmp_path)
     dictionary = SAE.load_from_disk(tmp_path)
     features, output = dictionary.encode(z), head(z)
-    expected = torch.zeros(14, 40).scatter(
-        1, output.routing.indices, output.routing.activations.detach()
-    )
+    indices, activations = output.routing.indices, output.routing.activations.detach()
+    expected = torch.zeros(14, 40).scatter(1, indices, activations)
     torch.testing.assert_close(features.flatten(0, 1), expected)
     assert int((features > 0).sum(-1).max()) <= 5
     torch.testing.assert_close(dictionary(z).flatten(0, 1), output.reconstruction)
@@ -34,15 +32,11 @@ def test_features_and_reconstruction_are_the_heads_after_a_round_trip(weights, t
 
 
 @pytest.mark.filterwarnings("ignore:Setting use_error_term:DeprecationWarning")
-def test_the_error_term_is_the_residual():
-    head, z = a_head("fitted"), torch.randn(6, 12)
-    dictionary = PrototypeSAE.from_head(head)
+def test_the_error_term_is_the_residual_and_norms_are_not_folded():
+    dictionary, z = PrototypeSAE.from_head(a_head("fitted")), torch.randn(6, 12)
     _, cache = dictionary.run_with_cache(z)
     assert cache["hook_sae_acts_post"].shape == (6, 40)
     dictionary.use_error_term = True
     torch.testing.assert_close(dictionary(z), z)
-
-
-def test_what_would_change_the_activations_is_refused():
     with pytest.raises(NotImplementedError):
-        PrototypeSAE.from_head(a_head("cosine")).fold_W_dec_norm()
+        dictionary.fold_W_dec_norm()
