@@ -100,11 +100,6 @@ def test_missing_weights_with_an_adapter(save):
         read_checkpoint(directory)
 
 
-def test_a_device_that_cannot_be_used(save):
-    with pytest.raises(InputError, match="device 'cuda:99' cannot be used"):
-        read_checkpoint(save(), device="cuda:99")
-
-
 @pytest.mark.parametrize("part", ["model", "tokenizer"])
 def test_code_in_a_directory_is_never_run(save, tmp_path, part):
     directory, marker = save(), tmp_path / "marker"
@@ -123,7 +118,10 @@ def test_code_in_a_directory_is_never_run(save, tmp_path, part):
     assert not marker.exists()
 
 
-def test_a_model_that_does_not_fit_on_the_gpu(save, monkeypatch):
+def test_a_device_that_cannot_be_used_or_is_too_small(save, monkeypatch):
+    with pytest.raises(InputError, match="device 'cuda:99' cannot be used"):
+        read_checkpoint(save(), device="cuda:99")
+
     def full(*_, **__):
         raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20.00 GiB.")
 

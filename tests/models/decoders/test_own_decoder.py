@@ -7,6 +7,7 @@ import shutil
 import pytest
 import torch
 from huggingface_hub.errors import StrictDataclassError
+from peft import IA3Config, LoraConfig, PeftModel, get_peft_model
 from safetensors.torch import load_file, save_file
 from torch.utils._pytree import tree_leaves
 from transformers import AutoConfig, AutoModel, AutoModelForCausalLM, DynamicCache
@@ -18,6 +19,7 @@ from prismlm.models.decoders.protot import ProtoTConfig
 from prismlm.models.seam import LogitMap, capture, verify_logit_map
 from prismlm.ops.delta_rule import naive as naive_rule
 from prismlm.ops.prototype_mixer import naive as naive_mean
+from prismlm.probes.heads.spectra import signal_noise_layers
 from prismlm.training.parallel import recompute_activations
 from prismlm.training.setup import supports_packed_documents
 from tests.helpers.own_models import (
@@ -31,6 +33,11 @@ from tests.helpers.own_models import (
 )
 
 OPTIONS = {"max_new_tokens": 8, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
+ADAPTERS = {
+    "LoRA": (LoraConfig, {"r": 3, "init_lora_weights": False}),
+    "DoRA": (LoraConfig, {"r": 3, "init_lora_weights": False, "use_dora": True}),
+    "IA3": (IA3Config, {"feedforward_modules": [], "init_ia3_weights": False}),
+}
 
 
 @pytest.fixture(scope="module", params=FAMILIES)
@@ -226,6 +233,48 @@ def test_wrong_input(model):
 def test_settings_that_make_no_model(family, settings, words):
     with pytest.raises(InputError, match=words):
         own_model(family, **settings)
+
+
+def adapted(model, kind, targets):
+    torch.manual_seed(1)
+    config, settings = ADAPTERS[kind]
+    wrapped = get_peft_model(model, config(target_modules=targets, **settings)).eval()
+    with torch.no_grad():
+        for parameter in wrapped.parameters():
+            if parameter.requires_grad:
+                parameter.add_(0.3 * torch.randn_like(parameter))
+    return wrapped
+
+
+@pytest.mark.parametrize("kind", ADAPTERS)
+@pytest.mark.parametrize(
+    ("family", "targets"),
+    [("source", ["projection"]), ("protot", ["value_projection", "output_projection"])],
+)
+@torch.no_grad()
+def test_unmerged_merged_and_reloaded_adapters_are_the_same(family, targets, kind, tmp_path):
+    ids, plain = tokens(2, 9), own_model(family)
+    wrapped = adapted(copy.deepcopy(plain), kind, targets)
+    unmerged = wrapped(ids).logits
+    assert (unmerged - plain(ids).logits).abs().max() > 0.05
+    wrapped.save_pretrained(tmp_path)
+    again = PeftModel.from_pretrained(copy.deepcopy(plain), tmp_path).eval()
+    close = {"atol": 2e-5, "rtol": 1e-4}
+    torch.testing.assert_close(again(ids).logits, unmerged, **close)
+    torch.testing.assert_close(wrapped.merge_and_unload()(ids).logits, unmerged, **close)
+
+
+def test_matrices_include_the_adapter():
+    x = torch.randn(1, 3, 24)
+    wrapped = adapted(own_model("source"), "DoRA", ["projection"])
+    merged = copy.deepcopy(wrapped).merge_and_unload()
+    for actual, expected in zip(*map(signal_noise_layers, (wrapped, merged)), strict=True):
+        torch.testing.assert_close(actual.dictionary(x), expected.dictionary(x))
+    wrapped = adapted(own_model("protot"), "LoRA", ["output_projection"])
+    merged = copy.deepcopy(wrapped).merge_and_unload()
+    layers = zip(wrapped.get_base_model().model.layers, merged.model.layers, strict=True)
+    for actual, expected in layers:
+        torch.testing.assert_close(actual.mixer.output_map, expected.mixer.output_map)
 
 
 @torch.no_grad()
