@@ -15,7 +15,7 @@ from prismlm.interventions.channels import (
     intervene,
     record_gates,
 )
-from prismlm.layers.mixer_gates import MixerEvidence
+from prismlm.layers.prototype_mixer import MixerEvidence
 from tests.helpers.mixer_models import CHANNELS, LAYERS, make_llama, make_model, tokens
 
 IDS = tokens(2, 20)

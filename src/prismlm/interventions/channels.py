@@ -25,8 +25,7 @@ from transformers import PreTrainedModel
 
 from prismlm.errors import InputError
 from prismlm.layers import MixerEvidence, PrototypeMixer
-from prismlm.layers.mixer_gates import GateInputs
-from prismlm.layers.prototype_mixer import initial_prototypes
+from prismlm.layers.prototype_mixer import GateInputs, initial_prototypes
 from prismlm.models.decoders.protot import check_channel, check_layer, gates_of, mixers_of
 from prismlm.models.device import check_sequence
 from prismlm.models.watch import Hook, watch, within
