@@ -44,6 +44,7 @@ def test_it_is_the_equation(rows, vocabulary, scale, tile, seed):
         patch.setattr(module, "ELEMENTS", tile)
         entropy, exact = normalised_entropy(logits), normalised_entropy(logits.double())
     assert entropy.dtype == torch.float32
+    assert torch.equal(entropy, normalised_entropy(logits))
     torch.testing.assert_close(entropy.double(), expected, rtol=2e-5, atol=2e-6)
     torch.testing.assert_close(exact, expected, rtol=1e-10, atol=1e-12)
     # A constant added to all logits changes nothing.
