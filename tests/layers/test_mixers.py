@@ -49,7 +49,7 @@ def by_hand(layer, x):
 
     def gate(x, log_temperature):
         tau = log_temperature.exp()
-        tau = tau if layer.temperature_mode == "divide" else 1 / tau
+        tau = tau if layer.gates.temperature_mode == "divide" else 1 / tau
         parts = layer.prototypes.chunk(layer.groups)
         return torch.cat([(x @ p.T / t).softmax(-1) for p, t in zip(parts, tau, strict=True)], -1)
 

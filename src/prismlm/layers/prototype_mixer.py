@@ -193,7 +193,6 @@ class PrototypeMixer(nn.Module):
         self.groups = groups
         self.value_width = value_width
         self.normalise = normalise
-        self.temperature_mode: Literal["divide", "multiply"] = temperature_mode
         self.gates = ChannelGates(temperature_mode, groups)
         self.initial_temperature = temperature
         self.initial_decay_logits = _initial_decay_logits(channels, groups, decay, decay_half_lives)

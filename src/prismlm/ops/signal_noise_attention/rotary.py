@@ -8,6 +8,8 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
+from prismlm.ops.precision import working_dtype
+
 Scaling = Literal["base", "angle"]
 
 
@@ -44,7 +46,7 @@ def rotate(
     Angles are float32 (float64 for float64 input). Frequencies [p/2] are common to all heads, or
     broadcast against the axes before S.
     """
-    dtype = torch.float64 if x.dtype == torch.float64 else torch.float32
+    dtype = working_dtype(x)
     angles = positions[..., None].to(dtype) * frequencies[..., None, :].to(dtype)
     cos, sin = angles.cos(), angles.sin()
     first, second = x.chunk(2, -1)

@@ -10,6 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from prismlm.errors import NotFiniteError
+from prismlm.ops.precision import working_dtype
 from prismlm.ops.tiles import at_once
 
 NOT_A_NUMBER = (
@@ -49,9 +50,8 @@ def normalised_entropy(logits: Float[Tensor, "*batch V"]) -> Float[Tensor, "*bat
 
 def _below_uniform(rows: Float[Tensor, "*batch V"]) -> Float[Tensor, "*batch"]:
     """Return ln V − H = Σ_v p_v (ln p_v + ln V) of each row in nats."""
-    dtype = torch.float64 if rows.dtype == torch.float64 else torch.float32
     # Not −∞, which times 0 is NaN; NaN stays.
-    logs = rows.log_softmax(-1, dtype=dtype).clamp_min_(MIN_LOG)
+    logs = rows.log_softmax(-1, dtype=working_dtype(rows)).clamp_min_(MIN_LOG)
     return logs.exp().mul_(logs.add_(math.log(rows.shape[-1]))).sum(-1)
 
 
