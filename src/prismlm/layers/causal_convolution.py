@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from prismlm.errors import InputError, check_whole
-from prismlm.ops.axes import check_axes
+from prismlm.ops.tensors import check_axes
 
 
 def check_rows(x: Tensor, width: int, memory: Tensor | None) -> None:

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from prismlm.errors import InputError
 from prismlm.layers.causal_convolution import CausalConvolution, check_rows
 from prismlm.ops.delta_rule import delta_rule
-from prismlm.ops.precision import at_least_float32
+from prismlm.ops.tensors import at_least_float32
 
 
 class DeltaState(NamedTuple):

@@ -14,8 +14,8 @@ from prismlm.errors import InputError, check_choice, check_number
 from prismlm.layers.causal_convolution import CausalConvolution, check_rows
 from prismlm.layers.linear import weight_of
 from prismlm.ops.channel_parts import ChannelFlow
-from prismlm.ops.precision import at_least_float32
 from prismlm.ops.prototype_mixer import PrefixState, prefix_mean
+from prismlm.ops.tensors import at_least_float32
 
 # Decays keep this distance from 0 and 1, which a sigmoid reaches in float32.
 DECAY_MARGIN = 1e-6

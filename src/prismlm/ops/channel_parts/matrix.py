@@ -12,8 +12,8 @@ from jaxtyping import Float, Int64
 from torch import Tensor
 
 from prismlm.errors import check_whole
-from prismlm.ops.axes import check_axes
 from prismlm.ops.prototype_mixer.chunked import EMPTY_BELOW
+from prismlm.ops.tensors import check_axes
 
 
 class ChannelFlow(NamedTuple):

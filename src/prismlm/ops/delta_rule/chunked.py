@@ -11,9 +11,8 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn import functional as F
 
-from prismlm.ops.axes import check_axes
-from prismlm.ops.precision import working_dtype
 from prismlm.ops.sequences import reach
+from prismlm.ops.tensors import check_axes, working_dtype
 
 CHUNK = 64
 

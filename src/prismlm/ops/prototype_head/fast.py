@@ -17,9 +17,8 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 
 from prismlm.errors import check_whole
-from prismlm.ops.axes import check_axes
-from prismlm.ops.precision import at_least_float32
 from prismlm.ops.prototype_head.routing import Nearest, Routing, inverse_norms, unit_rows
+from prismlm.ops.tensors import at_least_float32, check_axes
 from prismlm.ops.tiles import at_once
 
 warnings.filterwarnings("ignore", "Sparse CSR tensor support is in beta", UserWarning)

@@ -10,9 +10,9 @@ from torch import Tensor
 
 from prismlm.errors import check_whole
 from prismlm.ops import tiles
-from prismlm.ops.precision import at_least_float32
 from prismlm.ops.prototype_head import fast
 from prismlm.ops.prototype_head.routing import Nearest, inverse_norms, unit_rows
+from prismlm.ops.tensors import at_least_float32
 
 # λ, where a unit prototype has a squared norm of 1: nearly equal prototypes share their weight.
 RIDGE = 1e-3

@@ -10,9 +10,9 @@ from scipy.optimize import nnls
 from torch import Tensor
 from torch.nn import functional as F
 
-from prismlm.ops.precision import at_least_float32
 from prismlm.ops.prototype_head.fitted import PICKS, RIDGE
 from prismlm.ops.prototype_head.routing import Routing, inverse_norms
+from prismlm.ops.tensors import at_least_float32
 
 
 def route(

@@ -23,9 +23,8 @@ from torch.autograd.function import once_differentiable  # pyright: ignore[repor
 from torch.nn import functional as F
 
 from prismlm.ops import tiles
-from prismlm.ops.axes import check_axes
-from prismlm.ops.precision import working_dtype
 from prismlm.ops.sequences import reach
+from prismlm.ops.tensors import check_axes, working_dtype
 
 # The mass below which a channel is empty, near float32's smallest numbers.
 EMPTY_BELOW = 1e-30

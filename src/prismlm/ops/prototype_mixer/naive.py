@@ -6,8 +6,8 @@ import torch
 from jaxtyping import Bool, Float
 from torch import Tensor
 
-from prismlm.ops.precision import working_dtype
 from prismlm.ops.prototype_mixer.chunked import EMPTY_BELOW, PrefixState
+from prismlm.ops.tensors import working_dtype
 
 
 def prefix_mean(

@@ -7,8 +7,8 @@ from jaxtyping import Bool, Float, Int64
 from torch import Tensor
 from torch.nn import functional as F
 
-from prismlm.ops.axes import check_axes
 from prismlm.ops.signal_noise_attention.rotary import rotate
+from prismlm.ops.tensors import check_axes
 
 
 def attend(

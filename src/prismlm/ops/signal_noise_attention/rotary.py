@@ -8,7 +8,7 @@ import torch
 from jaxtyping import Float, Int64
 from torch import Tensor
 
-from prismlm.ops.precision import working_dtype
+from prismlm.ops.tensors import working_dtype
 
 Scaling = Literal["base", "angle"]
 

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from prismlm.errors import NotFiniteError
-from prismlm.ops.precision import working_dtype
+from prismlm.ops.tensors import working_dtype
 from prismlm.ops.tiles import at_once
 
 NOT_A_NUMBER = (

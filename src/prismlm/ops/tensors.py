@@ -1,4 +1,4 @@
-"""The axes of tensors that are arguments of one function."""
+"""What ops ask of their tensors: axes that fit together, and the dtype to compute in."""
 
 from __future__ import annotations
 
@@ -30,3 +30,14 @@ def check_axes(**tensors: tuple[str, Tensor | None]) -> None:
                 f"{name} is {tensor.dtype}: expected torch.bool, which {name}.bool() makes of "
                 "zeros and ones."
             )
+
+
+def at_least_float32(x: Tensor) -> Tensor:
+    """Return x, converted to float32 if in half precision."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def working_dtype(*tensors: Tensor) -> torch.dtype:
+    """Return float64 if any of the tensors is, else float32."""
+    wide = any(tensor.dtype == torch.float64 for tensor in tensors)
+    return torch.float64 if wide else torch.float32
