@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from typing import cast
+from typing import Any, cast
 
 import torch
 from jaxtyping import Bool, Float, Int64
-from scipy.optimize import nnls
+from scipy import optimize  # pyright: ignore[reportMissingTypeStubs]
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -77,14 +77,15 @@ def fit_weights(
     SciPy solves the least squares with √λ I below Uᵀ; the positive weights then solve
     (U_A U_Aᵀ + λ) w_A = U_A z, which gives the gradient.
     """
+    scipy: Any = optimize
     rows: list[Tensor] = []
     for state, chosen in zip(z, indices, strict=True):
         vectors = unit[chosen]
         ridge = RIDGE * torch.eye(len(chosen), dtype=z.dtype)
         gram, along = vectors @ vectors.T + ridge, vectors @ state
         matrix = torch.cat([vectors.T, ridge.sqrt()]).detach().numpy()
-        weights = nnls(matrix, F.pad(state, (0, len(chosen))).detach().numpy())[0]
-        positive = torch.from_numpy(weights).nonzero().squeeze(1)
+        weights = scipy.nnls(matrix, F.pad(state, (0, len(chosen))).detach().numpy())[0]
+        positive = torch.as_tensor(weights).nonzero().squeeze(1)
         solved = cast(
             "Tensor",
             torch.linalg.solve(gram[positive][:, positive], along[positive]),  # pyright: ignore[reportUnknownMemberType]

@@ -12,7 +12,7 @@ from torch import Tensor
 def normalised_entropy(logits: Float[Tensor, "*batch V"]) -> Float[Tensor, "*batch"]:
     """Return −Σ p ln p / ln V, p = softmax(ℓ), with 0 ln 0 = 0; float64."""
     p = logits.double().softmax(-1)
-    return -torch.special.xlogy(p, p).sum(-1) / math.log(logits.shape[-1])
+    return -torch.xlogy(p, p).sum(-1) / math.log(logits.shape[-1])
 
 
 def embed_codes(
