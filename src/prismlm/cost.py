@@ -35,7 +35,7 @@ class Cost:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the cost as JSON values."""
-        value = asdict(self) | {"unknown": list(self.unknown)}
+        value: dict[str, Any] = asdict(self) | {"unknown": list(self.unknown)}
         return value.pop("figures") | value
 
 
