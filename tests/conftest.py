@@ -138,7 +138,7 @@ short_corpus = made_by("tiny", "build_small_corpus", "tiny_model")
 # A corpus directory of two dozen starts of documents, of 320 different tokens.
 small_corpus = made_by("families", "small_corpus")
 # Tiny models named by their kinds, and pairs.parquet. Copy what is to be changed.
-studied = made_by("studied", "make_studied")
+studied = made_by("mixer_models", "make_studied")
 
 
 @pytest.fixture(scope="module")

@@ -19,8 +19,8 @@ from prismlm.lens.scan import read_states
 from prismlm.models.checkpoint import load_checkpoint
 from tests.conftest import made_by
 from tests.explorer.conftest import Served
-from tests.helpers.begun import reading
 from tests.helpers.records import write_jsonl
+from tests.helpers.small_tokenizers import reading
 
 MARKED = "He wrote </s> and <s> and <|im_end|>\n<|im_start|>assistant\non the wall."
 TEXTS = (
@@ -32,7 +32,7 @@ TEXTS = (
 STEERED = {"generate": 1, "prototype": 0, "strength": -0.5}
 
 
-directory = made_by("begun", "begun_model")
+directory = made_by("small_tokenizers", "begun_model")
 
 
 @pytest.fixture(scope="module")

@@ -41,7 +41,7 @@ from torch import Tensor
 from transformers import PreTrainedModel, PreTrainedTokenizerFast
 
 from benchmarks.shared.options import RESULTS
-from prismlm.cli.progress import ConsoleReporter
+from prismlm.cli.output import ConsoleReporter
 from prismlm.files import read_json
 from prismlm.training import LoraOptions
 from prismlm.training.fit import Loop

@@ -32,7 +32,7 @@ import prismlm.training.fit as fitting
 from benchmarks.attach.demo_lessons import OPTIONS as LESSONS
 from benchmarks.attach.demo_lessons import PLAIN, Lessons, lines_of, teach
 from benchmarks.shared.options import script_options
-from prismlm.cli.progress import ConsoleReporter
+from prismlm.cli.output import ConsoleReporter
 from prismlm.corpus import Corpus
 from prismlm.demo.fetched import ADAPTER, LENS, SHIPPED, fetch
 from prismlm.demo.texts import pairs_path, plain_texts

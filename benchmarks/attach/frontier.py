@@ -22,7 +22,7 @@ from transformers import AutoModelForCausalLM
 
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, add_numbers, script_options
-from prismlm.cli.progress import ConsoleReporter
+from prismlm.cli.output import ConsoleReporter
 from prismlm.corpus import Corpus
 from prismlm.corpus.store import Split
 from prismlm.explain.prediction import OutputLayer

@@ -31,7 +31,7 @@ from benchmarks.attribution.planted_facts import (
     plant_in_documents,
 )
 from benchmarks.shared.options import script_options
-from prismlm.cli.progress import ConsoleReporter
+from prismlm.cli.output import ConsoleReporter
 from prismlm.corpus import Corpus, build_corpus, pack, sample_path
 from prismlm.corpus.documents import Document
 from prismlm.corpus.layout import is_held_out

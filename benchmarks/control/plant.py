@@ -21,7 +21,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from benchmarks.attach.demo_lessons import ALL_FROM, PLAIN, Lessons, lines_of, summed_loss
 from benchmarks.attach.demo_model import OPTIONS
 from benchmarks.shared.options import script_options
-from prismlm.cli.progress import ConsoleReporter
+from prismlm.cli.output import ConsoleReporter
 from prismlm.demo.texts import pairs_path
 from prismlm.files import read_json
 from prismlm.models.base import put_adapted

@@ -25,7 +25,7 @@ from benchmarks.control.local_tasks import documents
 from benchmarks.control.plant import PLANTED, chats
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
-from prismlm.cli.progress import ConsoleReporter
+from prismlm.cli.output import ConsoleReporter
 from prismlm.corpus.chat import question_of
 from prismlm.demo.texts import pairs_path
 from prismlm.eval.predictors import WaysLM

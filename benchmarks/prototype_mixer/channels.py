@@ -22,7 +22,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from benchmarks.shared.environment import environment
 from benchmarks.shared.options import RESULTS, script_options
-from prismlm.cli.progress import ConsoleReporter
+from prismlm.cli.output import ConsoleReporter
 from prismlm.corpus import Corpus
 from prismlm.corpus.pieces import decode_token
 from prismlm.corpus.tokenizer import check_tokenizer_of

@@ -7,32 +7,25 @@ from benchmarks.prototype_mixer.channels import TokenGates, heldout_cases, propo
 from prismlm.corpus.windows import Sequences
 from prismlm.probes.channels.activations import read_activations
 from prismlm.probes.channels.effects import target_probabilities
-from tests.helpers.mixer_models import (
-    LAYERS,
-    PLACE,
-    make_corpus,
-    make_model,
-    planted_model,
-    words_by_tokens,
-)
+from tests.helpers import mixer_models
 
 LENGTH = 24
 
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
-    return make_corpus(tmp_path_factory.mktemp("corpus"))
+    return mixer_models.make_corpus(tmp_path_factory.mktemp("corpus"))
 
 
 @pytest.fixture(scope="module")
 def words(corpus):
-    return words_by_tokens(corpus)
+    return mixer_models.words_by_tokens(corpus)
 
 
 @pytest.fixture(scope="module")
 def model(corpus):
     # In float64: float32 sums differ from processor to processor.
-    return make_model(len(corpus.tokenizer)).double()
+    return mixer_models.make_model(len(corpus.tokenizer)).double()
 
 
 def gates_of(model, corpus):
@@ -44,7 +37,7 @@ def test_gates_by_token_are_those_of_all_positions(corpus, model):
     gates, read = gates_of(model, corpus)
     token = int(read.tokens[5])
     assert gates.count[token] == (read.tokens == token).sum()
-    for layer in range(LAYERS):
+    for layer in range(mixer_models.LAYERS):
         write = read.values["write", layer].double()
         at_token = write[read.tokens == token]
         torch.testing.assert_close(gates.sums[layer][token], at_token.sum(0), rtol=1e-5, atol=0)
@@ -53,11 +46,11 @@ def test_gates_by_token_are_those_of_all_positions(corpus, model):
 
 
 def test_concepts_are_proposed_from_the_gates(corpus, words):
-    gates, _ = gates_of(planted_model(corpus, words[0][0]), corpus)
+    gates, _ = gates_of(mixer_models.planted_model(corpus, words[0][0]), corpus)
     proposed = propose_concepts(gates, corpus.tokenizer, count=3, words=1, least=5, common=0)
     first = proposed[0]
     assert first.difference > 5 > proposed[1].difference
-    assert (first.layer, first.channel, first.name) == (*PLACE, words[0][0])
+    assert (first.layer, first.channel, first.name) == (*mixer_models.PLACE, words[0][0])
     used = [t.token_id for concept in proposed for t in concept.tokens]
     assert len(set(used)) == len(used)
     rarer = propose_concepts(gates, corpus.tokenizer, count=9, words=1, least=5, common=10)

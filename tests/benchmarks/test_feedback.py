@@ -15,8 +15,7 @@ from prismlm.corpus.windows import WindowBatch
 from prismlm.files import read_json
 from prismlm.ops.uncertainty_feedback import NO_CODE, entropy_codes
 from prismlm.training.setup import PreviousBatch
-from tests.benchmarks.scripts import run
-from tests.helpers.feedback_families import FAMILIES, V, attach_drawn
+from tests.helpers.small_models import FAMILIES, V, attach_drawn
 
 FEW = ("--device", "cpu", "--steps", 3, "--batch", 2, "--length", 32, "--documents", 5)
 
@@ -71,10 +70,10 @@ def test_the_control_is_trained_with_codes_of_other_positions(given, short_corpu
     assert torch.equal(own.flatten().sort().values, shuffled.flatten().sort().values)
 
 
-def test_runs_are_made_once(tiny_model, short_corpus, tmp_path, monkeypatch):
+def test_runs_are_made_once(tiny_model, short_corpus, tmp_path, run):
     words = [tiny_model, short_corpus, *FEW, "--out", tmp_path / "runs.json", "--seeds", 0, 1]
     for _ in range(2):
-        run(smollm2, monkeypatch, *words, "--table-alone")
+        run(smollm2, *words, "--table-alone")
         runs = read_json(tmp_path / "runs.json")["runs"]
         # Without adapters nothing but the table learns: one run without feedback stands for all.
         made = [(one["arm"], one["seed"]) for one in runs]

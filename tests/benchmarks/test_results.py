@@ -6,7 +6,6 @@ from pathlib import Path
 import pytest
 
 from benchmarks import render
-from tests.benchmarks.scripts import run
 
 ROOT = Path(__file__).parents[2]
 BENCHMARKS, RESULTS = ROOT / "benchmarks", ROOT / "docs" / "results"
@@ -14,16 +13,16 @@ PAGES = sorted(path.stem for path in RESULTS.glob("*.md"))
 
 
 @pytest.mark.parametrize("name", PAGES)
-def test_a_page_is_rendered_from_its_json(name, monkeypatch, capsys):
-    assert run(render, monkeypatch, name, "--check") == 0, capsys.readouterr().out
+def test_a_page_is_rendered_from_its_json(name, run, capsys):
+    assert run(render, name, "--check") == 0, capsys.readouterr().out
 
 
-def test_a_stale_page_and_missing_json_are_told(tmp_path, monkeypatch, capsys):
+def test_a_stale_page_and_missing_json_are_told(tmp_path, run, capsys):
     with pytest.raises(SystemExit, match=r"labels.json is missing"):
         render.page("labels", tmp_path)
     (tmp_path / "labels.json").symlink_to(RESULTS / "labels.json")
     (tmp_path / "labels.md").write_text("# Another\n")
-    assert run(render, monkeypatch, "labels", "--results", tmp_path, "--check") == 1
+    assert run(render, "labels", "--results", tmp_path, "--check") == 1
     assert "labels.md is not what the JSON gives" in capsys.readouterr().out
 
 

@@ -1,4 +1,4 @@
-"""Scripts that train for hours, in small: runs, their settings, and where a cut run resumes."""
+"""Scripts that train or time for hours, in small: runs, their settings, where a cut run resumes."""
 
 import json
 import math
@@ -7,20 +7,21 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks import render
+from benchmarks.gpu import timing
+from benchmarks.pages.gpu import GOALS, MIXER
+from benchmarks.prototype_head import gpu_curves
 from benchmarks.prototype_mixer import four_models, tables
 from benchmarks.prototype_mixer import measure as mixers
+from benchmarks.robustness import still_true
 from benchmarks.shared.options import RESULTS
 from benchmarks.signal_noise_attention import measure as attention
 from benchmarks.signal_noise_attention import read
 from benchmarks.uncertainty_feedback import measure as feedback
-from prismlm.files import read_json
-from prismlm.training import build_recipe
+from prismlm.files import read_json, write_json
+from prismlm.training import build_recipe, load_recipe, train
 from prismlm.training.setup import prepare
-from tests.benchmarks.scripts import run
-
-
-def results_of(folder):
-    return {path.stem: read_json(path) for path in sorted(folder.iterdir())}
+from tests.conftest import made_once
 
 
 def test_what_was_measured_has_the_recipe_of_its_script():
@@ -41,11 +42,11 @@ def test_what_was_measured_has_the_recipe_of_its_script():
         assert row["settings"] == recipe
 
 
-def test_a_run_goes_on_where_it_was_cut(tiny_corpus, tmp_path, monkeypatch, capsys):
+def test_a_run_goes_on_where_it_was_cut(tiny_corpus, tmp_path, monkeypatch, capsys, run):
     monkeypatch.setattr(mixers, "POSITIONS", 256)
     monkeypatch.setattr(mixers, "LENGTH", 32)
     words = [tiny_corpus, "longer", "--steps", 3, "--threads", 1, "--work", tmp_path / "work"]
-    run(mixers, monkeypatch, *words, "--out", tmp_path / "out")
+    run(mixers, *words, "--out", tmp_path / "out")
     llama, protot = sorted((tmp_path / "out").iterdir())
     row = read_json(protot)
     assert row["perplexity"] == pytest.approx(math.exp(row["ce"]))
@@ -54,7 +55,7 @@ def test_a_run_goes_on_where_it_was_cut(tiny_corpus, tmp_path, monkeypatch, caps
     assert not row["resumed"]
     llama.unlink()
     (tmp_path / "work" / llama.stem).mkdir()
-    run(mixers, monkeypatch, *words, "--out", tmp_path / "out")
+    run(mixers, *words, "--out", tmp_path / "out")
     assert f"{protot.name} is there" in capsys.readouterr().out
     assert read_json(llama)["resumed"]
 
@@ -73,7 +74,7 @@ def test_every_row_of_the_source_is_another_model_at_several_rates(tiny_corpus, 
         assert config.hidden_size == (320 if case.name.startswith("protot-wide") else 160)
 
 
-def test_signal_noise_attention_is_trained_and_read(tiny_corpus, tmp_path, monkeypatch):
+def test_signal_noise_attention_is_trained_and_read(tiny_corpus, tmp_path, monkeypatch, run):
     small = {"hidden_size": 32, "head_size": 8, "num_hidden_layers": 1}
     gpt2 = {"preset": "gpt2-laptop", "n_embd": 30, "n_layer": 1, "n_positions": 128}
     variants = {
@@ -86,13 +87,13 @@ def test_signal_noise_attention_is_trained_and_read(tiny_corpus, tmp_path, monke
     monkeypatch.setattr(read, "HEAD_TOKENS", 500)
     out, work = tmp_path / "out", tmp_path / "work"
     words = [tiny_corpus, "train", "--steps", 12, "--threads", 1, "--work", work]
-    run(attention, monkeypatch, *words, "--out", out)
+    run(attention, *words, "--out", out)
     own = read_json(out / "ratio-pi-0.json")
     assert own["perplexity"] == pytest.approx(math.exp(own["ce"]))
     shutil.copytree(work / "ratio-pi-0", work / "ratio-pi-1")
     words = [tiny_corpus, work, "--threads", 1, "--seeds", 0, 1, "--out", tmp_path / "read"]
-    run(read, monkeypatch, *words)
-    found = results_of(tmp_path / "read")
+    run(read, *words)
+    found = {path.stem: read_json(path) for path in (tmp_path / "read").iterdir()}
     assert "untrained" not in found["gpt-2-0"]
     # The same model twice, and two draws of random weights beside it.
     pair = [found[f"ratio-pi-{seed}"] for seed in (0, 1)]
@@ -108,3 +109,76 @@ def test_every_run_of_feedback_is_a_recipe_and_another_one():
     for recipe in recipes:
         built = build_recipe(recipe | {"out": "o"})
         assert built.uncertainty_feedback.enabled == ("uncertainty_feedback" in recipe)
+
+
+ROOT = Path(__file__).parents[2]
+TINY = ["model.n_embd=32", "model.n_layer=1", "model.n_head=2", "data.length=32", "batch_size=4"]
+TINY += ["steps=4", "precision=float32", "device=cpu", "compile=false", "evaluation.every=2"]
+TINY += ["evaluation.tokens=200", "evaluation.final_tokens=200", "head.prototypes=64"]
+
+
+def results_but(name, folder):
+    """Link docs/results/ but for one file."""
+    for path in (ROOT / "docs" / "results").iterdir():
+        if path.name != name:
+            (folder / path.name).symlink_to(path)
+
+
+def test_every_part_of_a_gpu_is_timed_and_shown(tmp_path, run):
+    for part in timing.PARTS:
+        run(timing, tmp_path / "out", part, "--tiny")
+    timed = read_json(tmp_path / "out" / "gpu.json")["parts"]
+    figures = {name: part["figures"] for name, part in timed.items()}
+    for name in ("head, gpt2-small", "head, gpt2-xl"):
+        assert figures[name]["ratio"]["ratio"] > 0
+        # The optimizer of a CPU looks at the steps of two more parameters; the head at nothing.
+        assert figures[name]["waits"]["with"] - figures[name]["waits"]["without"] == 2
+    assert set(figures["feedback"]["timed"]) == {"decode", "prefill", "step"}
+    assert set(figures["mixer"]["parts"]) == {"mixer", "step"}
+    assert figures["training"]["waits_of_a_step"] >= 0
+    assert figures["index"]["states"]["train"] > figures["index"]["states"]["heldout"] > 0
+    results_but("gpu.json", tmp_path)
+    assert render.page("gpu", tmp_path).count("| not timed |") == len(GOALS)
+    write_json(tmp_path / "gpu.json", {"parts": timed})
+    page = render.page("gpu", tmp_path)
+    # The mixer at tiny sizes has other lengths and precision.
+    assert page.count("| not timed |") == len(MIXER)
+    assert "Failed" not in page
+    run(timing, tmp_path / "out", "mixer", "--failed", "no GPU")
+    assert read_json(tmp_path / "out" / "gpu.json")["parts"]["mixer"]["failed"] == "no GPU"
+
+
+def test_curves_of_a_gpu_are_gathered_from_several_calls(tiny_corpus, tmp_path, run):
+    results_but("prism_gpu.json", tmp_path)
+    for name in ("default", "source", "plain"):
+        assert "GPT-2 small on a GPU" not in render.page("prototype_head", tmp_path)
+        model = tmp_path / "work" / name
+        changes = [*TINY, f"corpus={tiny_corpus}", f"out={model}"]
+        train(load_recipe(ROOT / f"recipes/gpt2-small-gpu/100m-{name}.yaml", changes))
+        run(gpu_curves, tmp_path, name, model, 3)
+    models = read_json(tmp_path / "prism_gpu.json")["models"]
+    for row in models.values():
+        assert [point["tokens"] for point in row["curve"]] == [256, 512]
+        assert row["calls"] == [{"seconds": 3, "to_step": 4}]
+    # No gradient of the default head reaches the model.
+    default, source, plain = ([p["ce"] for p in row["curve"]] for row in models.values())
+    assert default == plain != source
+    page = render.page("prototype_head", tmp_path)
+    assert "## GPT-2 small on a GPU" in page
+    assert "Not trained to the end yet" not in page
+    # A run that was cut.
+    history = model / "training.jsonl"
+    history.write_text("".join(history.read_text().splitlines(keepends=True)[:-1]))
+    run(gpu_curves, tmp_path, "plain", model, 2)
+    cut = read_json(tmp_path / "prism_gpu.json")["models"]["plain"]
+    assert [call["seconds"] for call in cut["calls"]] == [3, 2]
+    assert "Not trained to the end yet: plain." in render.page("prototype_head", tmp_path)
+
+
+@pytest.mark.parametrize("variant", still_true.VARIANTS, ids=lambda one: f"{one.group}: {one.name}")
+def test_what_has_changed_since(tmp_path_factory, tmp_path, variant):
+    trees = made_once(tmp_path_factory, "still-true", still_true.make)
+    found = still_true.outcome(variant, trees, tmp_path / "changed")
+    assert found["outcome"] == found["wanted"], found["says"]
+    if found["outcome"] == "refused":
+        assert len(found["says"]) > 40

@@ -1,23 +1,17 @@
-from __future__ import annotations
-
 import json
 import re
-import subprocess
-from collections.abc import Callable
-from typing import Any
+import shutil
 
 import pytest
 
 from tests.helpers import forked
 
-Run = Callable[..., subprocess.CompletedProcess[str]]
-
 
 @pytest.fixture(scope="session")
-def prism() -> Run:
+def prism():
     """Run a command that must succeed, in a process that has imported everything."""
 
-    def run(*arguments: object, **options: Any) -> subprocess.CompletedProcess[str]:
+    def run(*arguments, **options):
         result = forked.run(*arguments, **options)
         assert result.returncode == 0, result.stderr
         return result
@@ -26,20 +20,16 @@ def prism() -> Run:
 
 
 @pytest.fixture(scope="session")
-def document(prism: Run) -> Callable[..., Any]:
+def document(prism):
     """Run a command that must succeed, and return the JSON document that it prints."""
-
-    def run(*arguments: object) -> Any:
-        return json.loads(prism(*arguments, "--json").stdout)
-
-    return run
+    return lambda *arguments: json.loads(prism(*arguments, "--json").stdout)
 
 
 @pytest.fixture(scope="session")
-def refused() -> Callable[..., str]:
+def refused():
     """Run a command that must exit with 2 and a message at the end of stderr; return that."""
 
-    def run(*arguments: object, **options: Any) -> str:
+    def run(*arguments, **options):
         result = forked.run(*arguments, **options)
         assert result.returncode == 2, result.stderr
         assert result.stdout == ""
@@ -49,3 +39,9 @@ def refused() -> Callable[..., str]:
         return message[0]
 
     return run
+
+
+@pytest.fixture
+def copy(tiny_model, tmp_path):
+    """A copy of the tiny model, to be changed."""
+    return shutil.copytree(tiny_model, tmp_path / "copy")

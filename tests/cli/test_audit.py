@@ -10,6 +10,7 @@ import pytest
 
 import prismlm
 from tests.helpers.html_reader import Reader
+from tests.helpers.records import write_jsonl
 
 TEXTS = [
     {"id": "law", "text": "The court ruled that the contract was void and dismissed the appeal."},
@@ -20,9 +21,7 @@ TEXTS = [
 
 @pytest.fixture(scope="module")
 def texts(tmp_path_factory) -> Path:
-    path = tmp_path_factory.mktemp("texts") / "texts.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in TEXTS), encoding="utf-8")
-    return path
+    return write_jsonl(tmp_path_factory.mktemp("texts") / "texts.jsonl", TEXTS)
 
 
 def test_every_report(document, tiny_model, texts, tmp_path):
@@ -48,14 +47,13 @@ def test_every_report(document, tiny_model, texts, tmp_path):
             assert total + row["unattributed"] == pytest.approx(1)
 
 
-def test_an_audit_in_parts(document, refused, tiny_model, texts, tmp_path):
+def test_an_audit_in_parts(document, tiny_model, texts, tmp_path):
     command = ("audit", tiny_model, texts, "--parquet")
     expected = document(*command, tmp_path / "one.parquet")
     summary = document(*command, tmp_path / "parts.parquet", "--parts", "2")
     assert summary == expected
     rows = [pq.read_table(tmp_path / f"{name}.parquet").to_pylist() for name in ("one", "parts")]
     assert rows[0] == rows[1]
-    assert "add --parquet" in refused("audit", tiny_model, texts, "--workers", "2")
 
 
 def test_sources(document, tiny_model, texts):
@@ -115,21 +113,3 @@ def test_explain_reads_and_writes_files(prism, document, tiny_model, texts, tmp_
     assert len(rows) == sum(map(len, uses))
     prism(*command, "--parts", "1")
     assert pq.read_table(table).to_pylist() == rows
-
-
-def test_bad_input_is_refused(refused, tiny_model, texts, tmp_path):
-    bad, cut = tmp_path / "bad.jsonl", tmp_path / "cut.parquet"
-    bad.write_text('{"text": "whole"}\n{"text": "ha', encoding="utf-8")
-    cut.write_bytes(b"PAR1 and no more")
-    audit = ("audit", tiny_model, texts)
-    for arguments, words in (
-        (("audit", tiny_model, bad), "bad.jsonl:2 is not valid JSON"),
-        (("audit", tiny_model, cut), "damaged or incomplete"),
-        ((*audit, "--where", "licence=CC0"), "Did you mean 'license'"),
-        ((*audit, "--where", "license=none"), "no text of this lens has"),
-        ((*audit, "--window", 10**6), "does not fit"),
-        ((*audit, "--text-column", "words"), "no column 'words'"),
-        (("sources", tiny_model, "--doc", "no such"), "has no document 'no such'"),
-        (("compare", tiny_model, tmp_path), "`prismlm attach` (from a Hugging Face model)"),
-    ):
-        assert words in refused(*arguments), arguments

@@ -2,7 +2,6 @@
 
 import json
 import shutil
-from dataclasses import asdict
 
 import pytest
 
@@ -15,42 +14,31 @@ from prismlm.interventions.steering_effects import measure_effects, perplexity_c
 from prismlm.lens.layout import prototypes_fingerprint
 from prismlm.probes.results import as_json
 from tests.helpers import forked
-from tests.helpers.benchmark_rows import write_benchmarks
+from tests.helpers.eval_data import write_benchmarks
+from tests.helpers.records import write_jsonl
 
 TEXT = "The patient was given a dose of the drug, and the court"
 CELL = "The cell is the smallest unit"
-CLAMP = ("--prototype", 7, "--strength", 0.3)
+CLAMP, STRENGTH = prismlm.Clamp(7, 0.3), ("--strength", 0.3)
 SMALL = ("--phrase", "the", "--samples", 16, "--tokens", 8)
-
-
-@pytest.fixture(scope="module")
-def lm(tiny_model):
-    return prismlm.load(tiny_model)
 
 
 # -- steer and generate
 
 
 def test_json_of_a_text(document, tiny_model, lm):
-    sizes = ("--generate", 5, "--draws", 3, "--heldout", 500)
-    value = document("steer", tiny_model, TEXT, *CLAMP, *sizes)
-    expected = asdict(steer(lm, TEXT, [prismlm.Clamp(7, 0.3)], generate=5, draws=3))
+    command = ("steer", tiny_model, TEXT, "--prototype", 7)
+    value = document(*command, *STRENGTH, "--generate", 5, "--draws", 3, "--heldout", 500)
     cost = value.pop("cost")
-    assert value == json.loads(json.dumps(expected)) | {
-        "model": str(tiny_model),
-        "lens": "sample",
-        "edit": {"kind": "clamp", "prototype": 7, "fraction": 0.3},
-        "only": None,
-        "cost_note": "",
-    }
+    about = {"model": str(tiny_model), "lens": "sample", "only": None, "cost_note": ""}
+    about["edit"] = {"kind": "clamp", "prototype": 7, "fraction": 0.3}
+    assert value == as_json(steer(lm, TEXT, [CLAMP], generate=5, draws=3)) | about
     assert cost["edited"] > cost["perplexity"] > 1
     assert 500 <= cost["tokens"] < 1000
-
-
-def test_a_strength_is_searched_by_default(document, tiny_model, lm):
-    value = document("steer", tiny_model, TEXT, "--prototype", 7, "--heldout", 0)
+    # Without a strength, the largest without repetition.
+    value = document(*command, "--heldout", 0)
     edit = strongest(lm, TEXT, prismlm.Clamp(7, 1.0))
-    assert value["edit"] == {"kind": "clamp", "prototype": 7, "fraction": edit.fraction}
+    assert value["edit"]["fraction"] == edit.fraction
     assert value["text"] == steer(lm, TEXT, [edit], draws=0).text
 
 
@@ -58,12 +46,12 @@ def test_a_file_of_prompts(prism, document, tiny_model, lm, tmp_path):
     prompts = [TEXT, "Once upon a time", "The theory of groups"]
     path = tmp_path / "prompts.txt"
     path.write_text("\n\n".join(prompts) + "\n", encoding="utf-8")
-    command = ("steer", tiny_model, "--file", path, *CLAMP, "--draws", 2, "--heldout", 0)
-    value = document(*command)
-    expected = measure_effects(lm, prompts, [prismlm.Clamp(7, 0.3)], draws=2)
-    assert {key: value[key] for key in expected} == json.loads(json.dumps(expected))
+    options = ("--prototype", 7, *STRENGTH, "--draws", 2, "--heldout", 0)
+    value = document("steer", tiny_model, "--file", path, *options)
+    expected = measure_effects(lm, prompts, [CLAMP], draws=2)
+    assert {key: value[key] for key in expected} == as_json(expected)
     assert value["cost"] is None
-    shown = prism(*command).stdout
+    shown = prism("steer", tiny_model, "--file", path, *options).stdout
     effect = expected["measures"]["divergence"]
     for figure in (effect["edit"], *effect["difference_interval"], effect["control"]):
         assert f"{figure:+.3f}".replace("-", "−") in shown
@@ -74,74 +62,40 @@ def test_a_part_alone(document, tiny_model, tiny_corpus, lm):
     options = ("--only", only, "--generate", 4, "--heldout", 500)
     value = document("steer", tiny_model, TEXT, *options)
     cost = perplexity_cost(lm, Corpus.open(tiny_corpus), [], only=only, tokens=500)
-    assert (value["edit"], value["only"], value["cost"]) == (None, only, asdict(cost))
+    assert (value["edit"], value["only"], value["cost"]) == (None, only, as_json(cost))
     with lm.edit(only=only):
         assert value["text"] == lm.generate(TEXT, tokens=4)
     assert value["unedited"] == lm.generate(TEXT, tokens=4) != value["text"]
 
 
-def test_the_cost_needs_a_corpus(prism, tiny_model, tmp_path):
-    directory = shutil.copytree(tiny_model, tmp_path / "copy")
-    shutil.rmtree(directory / "lens")
-    shown = prism("steer", directory, TEXT, *CLAMP, "--generate", 2).stdout
+def test_the_cost_needs_a_corpus(prism, copy):
+    shutil.rmtree(copy / "lens")
+    shown = prism("steer", copy, TEXT, "--prototype", 7, *STRENGTH, "--generate", 2).stdout
     assert "cost on held-out text: there is no lens that names a corpus" in shown
 
 
-@pytest.mark.parametrize(
-    ("arguments", "words"),
-    [
-        ((TEXT,), "--category and --controller, got none"),
-        ((TEXT, "--prototype", 7, "--edit", "scale"), "give --strength"),
-        ((TEXT, "--prototype", 192, "--strength", 0.5), "no prototype 192: expected 0 to 191"),
-        ((TEXT, "--prototype", 7, "--strength", 1.5), "fraction of Clamp is 1.5"),
-        ((TEXT, "--prototype", 7, "--strength", 1, "--edit", "ablate"), "--strength is for"),
-        ((TEXT, "--prototype", 7, "--category", "Law"), "--prototype and --category"),
-        ((TEXT, "--category", "Law", "--strength", -0.5), "no categories yet"),
-        ((TEXT, "--category", "Law", "--strength", 1, "--edit", "scale"), "is for --prototype"),
-        ((*CLAMP, "--file", "a.txt", "--generate", 5), "leave out --generate"),
-        (CLAMP, "got neither"),
-        ((TEXT, "--only", "residual", *CLAMP), "leaves no prototypes"),
-    ],
-)
-def test_steer_refuses(refused, tiny_model, arguments, words):
-    assert words in refused("steer", tiny_model, *arguments)
-
-
-def test_an_inactive_prototype_is_reported_with_active_ones(prism, tiny_model, lm):
-    active = {use.id for step in lm.explain(TEXT) for use in step.prototypes}
+def test_what_changes_nothing_is_told(prism, tiny_model, lm, tmp_path):
+    trace, out = lm.explain(TEXT), tmp_path / "c.safetensors"
+    active = {use.id for step in trace for use in step.prototypes}
     idle = next(i for i in range(lm.head.num_prototypes) if i not in active)
     options = ("--prototype", idle, "--edit", "ablate", "--heldout", 0)
     words = " ".join(prism("steer", tiny_model, TEXT, *options).stdout.split())
     assert "Nothing changed" in words
     assert any(f"#{number}" in words for number in active), words
+    prismlm.Controller(((idle, 0.0),)).save(out)
+    shown = prism("explain", tiny_model, TEXT, "--controller", out).stdout
+    assert "the answer is as without it" in " ".join(shown.split())
 
 
-def test_generate(prism, document, refused, tiny_model, lm):
+def test_generate(prism, document, tiny_model, lm):
     command = ("generate", tiny_model, TEXT, "--tokens", 7)
     assert prism(*command).stdout == lm.generate(TEXT, tokens=7) + "\n"
     value = document(*command, "--temperature", 2)
     assert value["text"] == lm.generate(TEXT, tokens=7, temperature=2.0)
     assert value["prompt"] == TEXT
-    assert "generate at most 493" in refused("generate", tiny_model, TEXT, "--tokens", 100_000)
-    assert "empty" in refused("generate", tiny_model, "")
-    assert "not a directory" in refused("generate", "nowhere", TEXT)
 
 
 # -- controllers, calibrate and suppress
-
-
-@pytest.fixture(scope="module")
-def task(tmp_path_factory):
-    """Texts to prefer that end in ten ways, above others that do not."""
-    path = tmp_path_factory.mktemp("task") / "endings.jsonl"
-    starts = ["The court", "A child", "The drug", "One theory", "The river", "Her mother"]
-    rows = [
-        {"prompt": start, "chosen": f"of the {n}", "rejected": f"and then {n}"}
-        for start in starts
-        for n in range(6)
-    ]
-    path.write_text("\n".join(map(json.dumps, rows)))
-    return path
 
 
 @pytest.fixture(scope="module")
@@ -154,8 +108,15 @@ def strong(tmp_path_factory, lm):
     return path
 
 
-def test_a_controller_is_written_and_described(document, prism, tiny_model, lm, task, tmp_path):
-    out = tmp_path / "c.safetensors"
+def test_a_controller_is_written_and_described(document, prism, tiny_model, lm, tmp_path):
+    starts = ("The court", "A child", "The drug", "One theory", "The river", "Her mother")
+    # Texts to prefer end in ten ways, above others that do not.
+    rows = [
+        {"prompt": start, "chosen": f"of the {n}", "rejected": f"and then {n}"}
+        for start in starts
+        for n in range(6)
+    ]
+    task, out = write_jsonl(tmp_path / "endings.jsonl", rows), tmp_path / "c.safetensors"
     command = ("calibrate", tiny_model, "--task", task, "--out", out)
     value = document(*command)
     controller, report = calibrate(lm, read_examples(task), description=task.name)
@@ -165,23 +126,6 @@ def test_a_controller_is_written_and_described(document, prism, tiny_model, lm, 
     assert written.description == "endings.jsonl"
     shown = prism(*command, "--test", task, "--overwrite").stdout
     assert "right on 36 other examples" in shown
-
-
-def test_calibrate_names_bad_input(refused, tiny_model, task, tmp_path):
-    out = tmp_path / "c.safetensors"
-    missing = tmp_path / "none.jsonl"
-    assert "No such file" in refused("calibrate", tiny_model, "--task", missing, "--out", out)
-    wrong = ("--task", task, "--out", tmp_path / "c.bin")
-    assert "ends with .safetensors" in refused("calibrate", tiny_model, *wrong)
-    assert "No such file" in refused("explain", tiny_model, TEXT, "--controller", out)
-    prismlm.Controller(((0, 0.5),), "0123456789").save(out)
-    for command in ("explain", "steer", "generate"):
-        message = refused(command, tiny_model, TEXT, "--controller", out)
-        assert "was made for the prototype head 01234567" in message
-    both = ("--controller", out, "--prototype", 7)
-    assert "got --prototype and --controller" in refused("steer", tiny_model, TEXT, *both)
-    strong = ("--controller", out, "--strength", 1)
-    assert "--strength is for" in refused("steer", tiny_model, TEXT, *strong)
 
 
 def test_explain_says_which_prototypes_moved_the_answer(document, prism, tiny_model, lm, strong):
@@ -215,15 +159,6 @@ def test_moves_are_the_change_of_the_gap(lm, strong):
     assert found["gained"] == pytest.approx(float(change), abs=1e-3)
 
 
-def test_an_answer_that_stays(prism, tiny_model, lm, tmp_path):
-    active = {use.id for use in lm.explain(TEXT)[-1].prototypes}
-    idle = next(i for i in range(lm.head.num_prototypes) if i not in active)
-    out = tmp_path / "c.safetensors"
-    prismlm.Controller(((idle, 0.0),)).save(out)
-    shown = prism("explain", tiny_model, TEXT, "--controller", out).stdout
-    assert "the answer is as without it" in " ".join(shown.split())
-
-
 def test_generate_and_steer_write_under_it(document, prism, tiny_model, lm, strong):
     with lm.edit(prismlm.Controller.load(strong)):
         expected = lm.generate(TEXT, tokens=5)
@@ -234,20 +169,17 @@ def test_generate_and_steer_write_under_it(document, prism, tiny_model, lm, stro
     assert value["edit"] == {"kind": "controller", "prototypes": 3, "of": "no leading ones"}
 
 
-def write_starts(corpus, split, count, characters, path):
-    """Write the starts of some documents of a corpus."""
-    corpus = Corpus.open(corpus)
-    texts = [corpus.text(number)[:characters] for number in corpus.split(split)[:count].tolist()]
-    path.write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    return path
-
-
 @pytest.fixture(scope="module")
 def suppressing(tiny_model, tiny_corpus, tmp_path_factory):
     """The command, with few short texts: the fit is as fast as it has positions."""
-    place = tmp_path_factory.mktemp("suppress")
-    examples = write_starts(tiny_corpus, "train", 32, 300, place / "examples.jsonl")
-    keep = write_starts(tiny_corpus, "heldout", 8, 100, place / "keep.jsonl")
+    place, corpus = tmp_path_factory.mktemp("suppress"), Corpus.open(tiny_corpus)
+
+    def write(name, split, count, characters):
+        rows = [{"text": corpus.text(n)[:characters]} for n in corpus.split(split)[:count].tolist()]
+        return write_jsonl(place / name, rows)
+
+    examples = write("examples.jsonl", "train", 32, 300)
+    keep = write("keep.jsonl", "heldout", 8, 100)
     return ("suppress", tiny_model, "--examples", examples, "--keep", keep, *SMALL, "--out")
 
 
@@ -276,38 +208,13 @@ def test_out_of_reach_the_frontier_is_printed(suppressing, tmp_path):
     assert "nothing was written" in result.stderr
 
 
-def test_what_suppress_refuses(refused, suppressing, tmp_path):
-    out, few = tmp_path / "x.safetensors", tmp_path / "few.txt"
-    few.write_text("one text\nanother text\n")
-    for arguments, words in (
-        ((out, "--examples", few), "there are 2 examples"),
-        ((out, "--keep", few), "2 texts to keep"),
-        ((out, "--target", 2), "the target is 2"),
-        ((out, "--tasks", "piqa"), "leave out --tasks"),
-        ((out, "--questions", 2, "--tasks", "piqa", "--data", tmp_path), "piqa is not a directory"),
-    ):
-        assert words in refused(*suppressing, *arguments)
-    assert not out.exists()
-
-
 def test_what_if_in_json_and_table(prism, document, tiny_model, lm):
     first = lm.explain(CELL, generate=5).documents(1)[0].doc_id
     command = ("what-if", tiny_model, CELL, "--without", first, "--generate", 5)
     result = what_if(lm, CELL, [first], generate=5)
-    assert document(*command) == as_json(result) | {
-        "model": str(tiny_model),
-        "lens": "sample",
-        "prompt": CELL,
-    }
+    about = {"model": str(tiny_model), "lens": "sample", "prompt": CELL}
+    assert document(*command) == as_json(result) | about
     shown = prism(*command).stdout
     assert "Without 1 document (" in shown
     assert f"{result.estimates[0].change:+.1f}".replace("-", "−") in shown
     assert "they may not hold" in " ".join(shown.split())
-
-
-def test_what_if_names_bad_input(refused, tiny_model):
-    command = ("what-if", tiny_model, CELL)
-    assert "--without" in refused(*command)
-    assert "no text of this lens has license=none" in refused(*command, "--without", "license=none")
-    again = refused(*command, "--without", "no-such-document", "--generate", 3)
-    assert "has no document 'no-such-document'" in again

@@ -1,7 +1,6 @@
 """prismlm eval and lm-eval."""
 
 import json
-import re
 import shutil
 
 import pytest
@@ -11,30 +10,23 @@ from safetensors.torch import load_file, save_file
 from prismlm.eval.robustness import read_pairs
 from prismlm.interventions.values import Controller
 from tests.helpers import forked
-from tests.helpers.benchmark_rows import write_benchmarks
 from tests.helpers.chat_server import ChatServer
-from tests.helpers.glue_rows import save_glue_model, write_toy
-from tests.helpers.pair_texts import write_texts
+from tests.helpers.eval_data import save_glue_model, write_benchmarks, write_texts, write_toy
+from tests.helpers.records import write_jsonl
 
 TASKS = ("arc_easy", "piqa", "winogrande")
-SOME_TASKS = ("--tasks", ",".join(TASKS))
 QUESTIONS = [
     {"text": "Once upon a time there was a little", "choices": [" girl", " void"], "gold": 0},
     {"text": "The court ruled that the", "choices": [" girl", " contract"], "gold": 1},
 ]
 HARNESS = "from lm_eval.__main__ import cli_evaluate; cli_evaluate()"
-ENDPOINT_MODEL = ("--endpoint-model", "m")
 
 
-@pytest.fixture(scope="module")
-def data(tmp_path_factory):
-    return write_benchmarks(tmp_path_factory.mktemp("benchmarks"), *TASKS)
-
-
-def test_suite(prism, document, refused, tiny_model, data, tmp_path):
-    command = ("eval", tiny_model, *SOME_TASKS, "--data", data, "--out", tmp_path)
+def test_suite(prism, document, refused, tiny_model, tmp_path):
+    data, out = write_benchmarks(tmp_path / "data", *TASKS), tmp_path / "out"
+    command = ("eval", tiny_model, "--tasks", ",".join(TASKS), "--data", data, "--out", out)
     result = document(*command)
-    assert result == json.loads((tmp_path / "eval.json").read_text())
+    assert result == json.loads((out / "eval.json").read_text())
     assert [task["task"] for task in result["tasks"]] == list(TASKS)
     assert result["tasks"][0]["chance"] == pytest.approx((1 / 3 + 1 / 4) / 2)
     assert set(result["mean"]) == {"plain", "prototype_only", "residual_only"}
@@ -52,8 +44,7 @@ def task(tmp_path):
     """A folder with a task of lm-eval over two questions of a file."""
     folder = tmp_path / "tasks"
     folder.mkdir()
-    lines = folder / "rows.jsonl"
-    lines.write_text("".join(json.dumps(row) + "\n" for row in QUESTIONS))
+    lines = write_jsonl(folder / "rows.jsonl", QUESTIONS)
     files = {"data_files": {"test": str(lines)}, "cache_dir": str(tmp_path / "cache")}
     settings = {
         "task": "two_questions",
@@ -104,16 +95,11 @@ def test_lm_eval_parses_its_own_options(prism):
     assert forked.run("lm-eval", "run", "--no-such-option").returncode == 2
 
 
-@pytest.fixture(scope="module")
-def glue(tmp_path_factory):
-    """The command for a small model and the rows of two tasks."""
-    model = save_glue_model(tmp_path_factory.mktemp("model"))
-    return ("eval", "glue", model, "--data", write_toy(tmp_path_factory.mktemp("data"), rows=32))
-
-
-def test_glue(prism, document, glue, tmp_path):
+def test_glue(prism, document, tmp_path):
+    model, data = save_glue_model(tmp_path / "model"), write_toy(tmp_path / "data", rows=32)
     few = ("--seeds", "0", "--epochs", "1", "--limit", "16", "--learning-rate", "1e-3")
-    command = (*glue, "--tasks", "rte,sst2", "--out", tmp_path, *few)
+    command = ("eval", "glue", model, "--data", data, "--tasks", "rte,sst2", "--out", tmp_path)
+    command = (*command, *few)
     result = document(*command)
     assert result == json.loads((tmp_path / "glue.json").read_text())
     assert [row["title"] for row in result["tasks"]] == ["SST-2", "RTE"]
@@ -121,23 +107,17 @@ def test_glue(prism, document, glue, tmp_path):
     assert "SST-2, seed 0: " not in prism(*command).stderr
 
 
-@pytest.fixture(scope="module")
-def other(tiny_model, tmp_path_factory):
-    """The tiny model with other weights, whose name drives a terminal."""
-    path = tmp_path_factory.mktemp("judge") / "other\x1b[31m"
-    shutil.copytree(tiny_model, path, ignore=shutil.ignore_patterns("lens", "prism*", "proto*"))
-    weights = load_file(path / "model.safetensors")
-    changed = {name: value.flip(0) for name, value in weights.items()}
-    save_file(changed, path / "model.safetensors", metadata={"format": "pt"})
-    return path
-
-
 def test_an_unusable_judge_is_reported_before_its_ratings(
-    prism, document, tiny_model, tiny_corpus, other, tmp_path
+    prism, document, copy, tiny_model, tiny_corpus, tmp_path
 ):
+    # Other weights, and a name that drives a terminal.
+    weights = load_file(copy / "model.safetensors")
+    changed = {name: value.flip(0) for name, value in weights.items()}
+    save_file(changed, copy / "model.safetensors", metadata={"format": "pt"})
+    other = copy.rename(tmp_path / "other\x1b[31m")
     few = ("--prompts-count", 4, "--prompt-words", 8, "--new-tokens", 8)
     with ChatServer(lambda request, number: {"verdict": "A"}) as server:
-        judge = ("--endpoint", server.url, *ENDPOINT_MODEL, "--out", tmp_path)
+        judge = ("--endpoint", server.url, "--endpoint-model", "m", "--out", tmp_path)
         command = ("eval", "judge", tiny_model, other, "--corpus", tiny_corpus, *few, *judge)
         result = prism(*command)
         requests = len(server.requests)
@@ -167,12 +147,8 @@ def test_lines_of_a_file_are_continued_without_a_judge(prism, refused, tiny_mode
     assert "prompts: " in refused(*command, 4)
 
 
-@pytest.fixture
-def pairs(tmp_path):
-    return ("eval", "pairs", "--out", tmp_path / "out", "--data", write_texts(tmp_path / "data"))
-
-
-def test_pairs(document, refused, pairs, tmp_path):
+def test_pairs(document, refused, tmp_path):
+    pairs = ("eval", "pairs", "--out", tmp_path / "out", "--data", write_texts(tmp_path / "data"))
     few, file = ("--per-slice", 1, "--similarity", 0.5), tmp_path / "out" / "perturbations.parquet"
     result = document(*pairs, *few)
     assert [row["pairs"] for row in result["slices"]] == [1] * 10
@@ -202,38 +178,3 @@ def test_clamping(prism, document, studied, tmp_path, kind, routing):
     result = json.loads(out.read_text())
     assert result["slices"][0]["clamped"]["pairs"] == 6
     assert document(*command) == result
-
-
-JUDGE = ("eval", "judge", "m", "--prompts", "f")
-TWO_JUDGES = ("--judge", "j", "--endpoint", "http://h/v1", *ENDPOINT_MODEL)
-
-
-@pytest.mark.parametrize(
-    ("command", "words"),
-    [
-        (("SUITE", "--tasks", "piqaa"), "task of the suite 'seed' is 'piqaa'.*Did you mean 'piqa'"),
-        (("SUITE", "--tasks", "boolq"), "super_glue is not a directory.*--tasks"),
-        (("eval", "nowhere"), "is not a directory"),
-        (("GLUE", "--tasks", "sst"), "is 'sst': expected 'cola'.*Did you mean 'sst2'"),
-        (("GLUE", "--seeds", "0,x"), "--seeds is '0,x'.*such as 0,1,2"),
-        (("GLUE", "--search", "--warmup", "0"), "--search chooses.*leave out --warmup"),
-        (("eval", "judge", "--prompts", "f"), "name a MODEL, or a judge to examine and its --out"),
-        (("eval", "judge", "m", "--prompts", __file__), "there is no model directory m"),
-        (("eval", "judge", "m"), "--corpus DIR or --prompts FILE, one of them"),
-        ((*JUDGE, "--endpoint", "http://host/v1"), "go together"),
-        ((*JUDGE, *TWO_JUDGES), "are two judges: give one"),
-        (("eval", "clamping", "MAMBA", "--pairs", "FILE"), "no attention heads"),
-    ],
-)
-def test_bad_input_is_refused(refused, tiny_model, data, glue, studied, tmp_path, command, words):
-    out = tmp_path / "refused"
-    places = {
-        "SUITE": ("eval", tiny_model, "--data", data, "--out", out),
-        "GLUE": (*glue, "--out", out),
-        "MAMBA": (studied / "mamba",),
-        "FILE": (studied / "pairs.parquet",),
-    }
-    message = refused(*(part for word in command for part in places.get(word, (word,))))
-    assert re.search(words, message, re.DOTALL)
-    # Studies write down their settings before they read all data.
-    assert command[0] in ("SUITE", "GLUE") or not out.exists()

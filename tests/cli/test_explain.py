@@ -1,50 +1,61 @@
-from __future__ import annotations
+"""prismlm explain: of texts, questions and chats, in JSON and for people."""
 
 import json
 import re
 import shutil
-from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 import prismlm
 from prismlm.cli.output import say
-from prismlm.cli.trace import shares_of
+from prismlm.cli.trace import PrintOptions, explain_and_print, shares_of
+from prismlm.corpus.chat import as_chat
 from prismlm.explain.attribution import Share, Sources
 from prismlm.explain.subject import worth_showing
+from prismlm.probes.results import as_json
 from tests.helpers import forked
+from tests.helpers.chats import ANSWER, ASKED, CHAT, QUESTION, chatting
 from tests.helpers.lens_files import change_meta
+from tests.helpers.records import write_jsonl
 from tests.helpers.token_corpus import excerpt
 
 TEXT = "The proof relies on the theory of groups."
-
-
-EXPLAIN = ("--generate", 4, "--by", "domain")
+SUPPORT = re.compile(r"^(Strong|Weak|No) support: .*\.$", re.MULTILINE)
+UNANSWERED = {"chat without an answer": 2}
 
 
 @pytest.fixture(scope="module")
-def printed(document, tiny_model):
-    return document("explain", tiny_model, TEXT, *EXPLAIN)
+def chatty(tiny_model, tmp_path_factory):
+    return chatting(tiny_model, tmp_path_factory.mktemp("chat") / "model")
 
 
-@pytest.fixture
-def copy(tiny_model, tmp_path) -> Path:
-    return Path(shutil.copytree(tiny_model, tmp_path / "copy"))
+@pytest.fixture(scope="module")
+def lm(chatty):
+    return prismlm.load(chatty)
 
 
-def test_json_is_the_trace(printed, tiny_model):
-    trace = prismlm.load(tiny_model).explain(TEXT, generate=4)
-    expected = json.loads(json.dumps(trace.to_dict(by="domain", documents=5)))
-    assert printed == expected
+def test_json_is_the_trace(document, chatty, lm):
+    command = ("explain", chatty, TEXT, "--generate", 4, "--by", "domain")
+    printed, trace = document(*command), lm.explain(TEXT, generate=4)
+    assert printed == as_json(trace.to_dict(by="domain", documents=5))
+    for span, rows in {"last": slice(-1, None), "1:3": slice(1, 3), ":-2": slice(-2)}.items():
+        some = document(*command, "--tokens", span)
+        assert some["positions"] == printed["positions"][rows]
+        assert some["sources"]["items"] != printed["sources"]["items"]
+    value = document("explain", chatty, QUESTION, "--chat")
+    trace = lm.explain(as_chat(QUESTION), generate=50)
+    assert value == as_json(trace.to_dict(by="domain", documents=5))
+    brief = ("--system", "Be brief.", "--generate", 2)
+    value = document("explain", chatty, QUESTION, "--chat", *brief)
+    assert len(value["positions"]) == len(lm.explain(as_chat(QUESTION, "Be brief."), generate=2))
 
 
 @pytest.mark.parametrize(
     ("trained", "split", "said"),
-    [
-        (True, "heldout", "no, held out"),
-        (None, "train", "not known"),
-    ],
+    [(True, "heldout", "no, held out"), (None, "train", "not known")],
 )
 def test_held_out_text_is_not_called_trained_on(prism, copy, trained, split, said):
     change_meta(copy / "lens" / "sample", trained_on=trained, split=split)
@@ -56,14 +67,6 @@ def test_held_out_text_is_not_called_trained_on(prism, copy, trained, split, sai
     inspected = " ".join(prism("inspect", copy).stdout.split())
     assert f"split {split} " in inspected
     assert f"model trained on them {said} convergence" in inspected
-
-
-def test_tokens_limit_steps_and_shares(document, tiny_model, printed):
-    spans = {"last": slice(-1, None), "1:3": slice(1, 3), ":-2": slice(-2)}
-    for span, rows in spans.items():
-        some = document("explain", tiny_model, TEXT, *EXPLAIN, "--tokens", span)
-        assert some["positions"] == printed["positions"][rows]
-        assert some["sources"]["items"] != printed["sources"]["items"]
 
 
 def test_ids_of_documents_that_differ_in_the_middle_are_told_apart(capsys, monkeypatch):
@@ -78,37 +81,36 @@ def test_ids_of_documents_that_differ_in_the_middle_are_told_apart(capsys, monke
         assert all(key in shown for key in ids) or columns < 80
 
 
-def test_the_answer_comes_first_and_the_table_on_request(prism, tiny_model):
-    shown = prism("explain", tiny_model, TEXT, "--passages").stdout
+def test_the_answer_comes_first_and_the_table_on_request(prism, chatty):
+    shown = prism("explain", chatty, TEXT, "--passages").stdout
     parts = (TEXT, " support: ", "\nDocuments behind it", "\nWhere it comes")
     places = [shown.index(part) for part in parts]
     assert places == sorted(places)
     assert places[0] == 0
     assert "resid" not in shown
-    last = prism("explain", tiny_model, TEXT, "--tokens", "last").stdout
+    # Without support, that is said first, and no document is shown unless asked for.
+    short = prism("explain", chatty, TEXT).stdout
+    reason = "No support: no document of this corpus holds what the answer tells."
+    assert short.split("\n\n")[1].startswith(reason)
+    assert short.split("\n\n")[1] in shown
+    assert "--passages" in short
+    assert not any(part in short for part in parts[2:])
+    last = prism("explain", chatty, TEXT, "--tokens", "last").stdout
     assert "resid" in last
     assert re.search(r"^Prediction \d+ alone: \S+ → \S+$", last, re.MULTILINE)
 
 
 IN_A_TERMINAL = """
-import os, pty, sys, json
-master, slave = pty.openpty()
-if os.fork() == 0:
-    os.close(master)
-    os.dup2(slave, 1)
-    os.dup2(slave, 2)
+import os, pty, json
+child, terminal = pty.fork()
+if child == 0:
     {command}
-os.close(slave)
 chunks = []
-while True:
-    try:
-        chunk = os.read(master, 65536)
-    except OSError:
-        break
-    if not chunk:
-        break
-    chunks.append(chunk)
-print(json.dumps([chunk.decode("utf-8", "replace") for chunk in chunks]))
+try:
+    while chunk := os.read(terminal, 65536):
+        chunks.append(chunk.decode("utf-8", "replace"))
+except OSError:  # the other end is closed
+    print(json.dumps(chunks))
 """
 
 
@@ -128,49 +130,26 @@ def in_a_terminal(prism, *arguments, slow=""):
     return [re.sub(r"\x1b\[[^a-zA-Z]*[a-zA-Z]", "", chunk) for chunk in chunks]
 
 
-def test_words_come_as_they_are_written(prism, tiny_model):
+def test_words_come_as_they_are_written(prism, chatty, lm):
     tokens = 60
-    pieces = in_a_terminal(prism, "explain", tiny_model, TEXT, "--generate", tokens, slow=SLOW)
-    answer = prismlm.load(tiny_model).generate(TEXT, tokens=tokens)
+    pieces = in_a_terminal(prism, "explain", chatty, TEXT, "--generate", tokens, slow=SLOW)
+    answer = lm.generate(TEXT, tokens=tokens)
     assert "".join(answer.split()) in "".join("".join(pieces).split())
     end = next((n for n, one in enumerate(pieces) if " support: " in one), len(pieces))
     assert sum(bool(re.search(r"\w", one)) for one in pieces[:end]) > 3
 
 
-def test_characters_of_several_tokens_are_whole(prism, tiny_model):
-    shown = prism("explain", tiny_model, "Go to 東京 now.", "--tokens", "0:", columns=100).stdout
+def test_characters_of_several_tokens_are_whole(prism, chatty):
+    shown = prism("explain", chatty, "Go to 東京 now.", "--tokens", "0:").stdout
     assert "�" not in shown
     assert "Go to 東京 now." in shown
     assert "東 1/" in shown
 
 
-def test_text_cannot_drive_the_terminal(prism, tiny_model):
+def test_text_cannot_drive_the_terminal(prism, chatty):
     text = "a\x1b[31mb\x07 日本\r\n\tc".encode()
-    shown = prism("explain", tiny_model, "--file", "-", stdin=text).stdout
+    shown = prism("explain", chatty, "--file", "-", stdin=text).stdout
     assert not {"\x1b", "\x07", "\r"} & set(shown)
-
-
-def test_bad_input_is_refused(refused, tiny_model, tmp_path):
-    latin, empty = tmp_path / "latin.txt", tmp_path / "empty.txt"
-    latin.write_bytes("déjà".encode("latin-1"))
-    empty.touch()
-    for arguments, words in (
-        ([], ["neither", "--file"]),
-        (["--file", latin], [str(latin), "UTF-8", "position 1", "0xe9"]),
-        (["--file", empty], [str(empty), "empty"]),
-        ([TEXT, "--tokens", "one"], ["--tokens one", "A:B"]),
-        ([TEXT, "--tokens", "900:"], ["predictions"]),
-        (["word " * 600], ["reads 512"]),
-        ([TEXT, "--parts", "2"], ["add --parquet"]),
-        (
-            [TEXT, "--parts", "2", "--parquet", tmp_path / "t.parquet", "--by", "source", "--json"],
-            ["leave out --by and --json"],
-        ),
-    ):
-        message = refused("explain", tiny_model, *arguments)
-        assert all(word in message for word in words), message
-    assert str(tmp_path / "none") in refused("explain", tmp_path / "none", TEXT)
-    assert "prismlm.json" in refused("explain", tmp_path, TEXT)
 
 
 def test_lenses_that_are_several_missing_or_stale(prism, document, refused, copy):
@@ -193,12 +172,12 @@ def test_lenses_that_are_several_missing_or_stale(prism, document, refused, copy
     assert "prismlm index" in prism("explain", copy, TEXT).stdout
 
 
-def test_passages_against(prism, document, refused, tiny_model, tmp_path):
+def test_passages_against(prism, document, chatty, lm, tmp_path):
     page = tmp_path / "page.html"
-    command = ("explain", tiny_model, TEXT, "--against", 3)
-    expected = prismlm.load(tiny_model).explain(TEXT).against(3)
-    rows = json.loads(json.dumps([passage.to_dict() for passage in expected]))
-    assert document(*command)["against"] == rows
+    command = ("explain", chatty, TEXT, "--against", 3)
+    expected = lm.explain(TEXT).against(3)
+    rows = [passage.to_dict() for passage in expected]
+    assert document(*command)["against"] == as_json(rows)
     shown = prism(*command, "--passages", "--html", page).stdout
     section = shown[shown.index("\nAgainst") :]
     assert shown.index("\nDocuments behind it") < shown.index("\nAgainst")
@@ -206,31 +185,17 @@ def test_passages_against(prism, document, refused, tiny_model, tmp_path):
     for passage in expected:
         assert (passage.title or passage.doc_id)[:20] in section
     assert '"against":[' in page.read_text(encoding="utf-8")
-    assert "Against" not in prism("explain", tiny_model, TEXT).stdout
+    assert "Against" not in prism("explain", chatty, TEXT).stdout
 
 
-def test_missing_support_is_reported_first(prism, tiny_model):
-    shown = prism("explain", tiny_model, TEXT).stdout
-    sentence = shown.split("\n\n")[1]
-    assert sentence.startswith(
-        "No support: no document of this corpus holds what the answer tells."
-    )
-    assert "--passages" in shown
-    evidence = ("Documents behind it", "Where it comes from")
-    assert not any(part in shown for part in evidence)
-    shown = prism("explain", tiny_model, TEXT, "--passages").stdout
-    assert all(part in shown for part in (sentence, *evidence))
-
-
-def test_documents_that_carry_far_less_are_printed_on_request(prism, tiny_model):
-    lm = prismlm.load(tiny_model)
+def test_documents_that_carry_far_less_are_printed_on_request(prism, chatty, lm):
     text = excerpt(lm.lens.corpus, int(lm.lens.corpus.starts[3]), 20)
     trace = lm.explain(text)
     few = worth_showing(trace.documents(50), 5)
     passages = worth_showing(trace.passages(1000), 5, fill=True)
     assert len(few) < 5 == len(passages)
     for options, documents in (((), few), (("--passages",), passages)):
-        shown = prism("explain", tiny_model, text, *options).stdout
+        shown = prism("explain", chatty, text, *options).stdout
         found = shown[shown.index("Documents behind it") :].split("\n\n")[0]
         expected = len({one.doc_id for one in documents})
         assert len(re.findall(r"^ *<?\d+%  ", found, re.M)) == expected
@@ -249,3 +214,120 @@ def test_passages_of_a_corpus_that_moved_come_from_the_lens(
     assert note in " ".join(prism(*command).stdout.split())
     assert "own tokens" not in prism(*command, "--corpus", tiny_corpus).stdout
     assert "is not the corpus" in refused(*command, "--corpus", small_corpus)
+
+
+# -- chats
+
+
+def write_chats(path, *chats, **columns):
+    rows = [{"id": f"{n}", "messages": messages} | columns for n, messages in enumerate(chats)]
+    return write_jsonl(path, rows)
+
+
+@pytest.fixture
+def printed(prism):
+    """Run explain, and return what it prints, which has no undefined figures."""
+
+    def run(*arguments):
+        shown = prism("explain", *arguments).stdout
+        assert not re.search(r"\b(nan|None|inf)\b|�", shown), shown
+        return shown
+
+    return run
+
+
+def test_a_steered_answer_is_shown_without_its_prompt(prism, document, chatty):
+    how = ("steer", chatty, QUESTION, "--chat", "--prototype", 7, "--edit", "ablate")
+    how = (*how, "--heldout", 0, "--temperature", 1, "--generate")
+    steering = document(*how, 4)
+    shown = prism(*how, 4).stdout
+    assert QUESTION in steering["prompt"]
+    assert QUESTION not in shown
+    answer = steering["text"].removeprefix(steering["prompt"])
+    assert answer.strip()
+    assert " ".join(shown.split()).startswith(" ".join(f"ablate prototype 7 with {answer}".split()))
+    # Without an answer, what is read.
+    assert QUESTION in prism(*how, 0).stdout
+
+
+def test_only_the_answer_is_generated(prism, chatty, lm):
+    shown = prism("generate", chatty, QUESTION, "--chat", "--tokens", 6).stdout
+    assert shown.rstrip("\n") == lm.generate(ASKED, tokens=6)[len(ASKED) :].rstrip("\n")
+
+
+def test_files_of_chats_are_explained_and_audited_by_their_answers(document, chatty, lm, tmp_path):
+    chats = write_chats(tmp_path / "chats.jsonl", CHAT, domain="medicine")
+    trace = lm.explain(CHAT)
+    assert document("explain", chatty, "--file", chats)["summary"] == trace.summary
+    rows = tmp_path / "rows.parquet"
+    alone = document("audit", chatty, chats, "--parquet", rows, "--overwrite")
+    (row,) = pq.read_table(rows).to_pylist()
+    assert (row["text_id"], row["opening"]) == ("0", QUESTION)
+    assert row["predictions"] == alone["predictions"] == len(trace) - trace.first - 1
+    doc = row["documents"][0]["doc_id"]
+    value = document("sources", chatty, "--doc", doc, "--file", chats)
+    assert value["texts"][0]["opening"] == QUESTION
+    # Chats that end with a question are left out.
+    asked_again = [*CHAT, {"role": "user", "content": QUESTION}]
+    unanswered = write_chats(tmp_path / "unanswered.jsonl", CHAT[:-1], CHAT, asked_again)
+    value = document("audit", chatty, unanswered)
+    assert (value["left_out"], value["texts"]) == (UNANSWERED, 1)
+    compared = document("compare", chatty, chatty, "--file", unanswered)["texts"]
+    assert compared["left_out"] == UNANSWERED
+    assert value["predictions"] == compared["predictions"] == alone["predictions"]
+
+
+def test_a_question_in_another_language(printed, chatty):
+    question = "ماذا يفعل الدواء؟"
+    shown = printed(chatty, question)
+    assert shown.startswith(f"{question} → ")
+    assert len(SUPPORT.findall(shown)) == 1
+    # So small a model may end its text at once.
+    shown = printed(chatty, question, "--chat")
+    assert shown.startswith(f"{question}\n\n")
+    assert SUPPORT.search(shown) or "The model wrote nothing" in shown
+
+
+def test_an_empty_answer(lm, capsys, monkeypatch):
+    end = torch.tensor([[lm.tokenizer.eos_token_id]])
+    monkeypatch.setattr(lm.model, "generate", lambda inputs, **_: torch.cat([inputs, end], 1))
+    trace = explain_and_print(lm, as_chat(QUESTION), PrintOptions("domain"), generate=5)
+    assert (trace.written, trace.answer) == (1, "")
+    shown = capsys.readouterr().out
+    assert shown.startswith(f"{QUESTION}\n\nThe model wrote nothing: it ended the text at once.\n")
+    assert not SUPPORT.search(shown)
+    assert "Documents behind it" not in shown
+
+
+def test_an_answer_that_repeats_the_question(printed, chatty, tmp_path):
+    for answer in (QUESTION, f"{QUESTION} {ANSWER[:20]}", ANSWER):
+        turns = [{"role": "user", "content": QUESTION}, {"role": "assistant", "content": answer}]
+        shown = printed(chatty, "--file", write_chats(tmp_path / "chats.jsonl", turns))
+        assert shown.startswith(f"{QUESTION}\n\n{answer}\n")
+        assert ("The answer repeats the question" in shown) == (answer != ANSWER)
+
+
+def test_a_chat_that_ends_with_the_user_is_answered(printed, document, chatty, lm, tmp_path):
+    turns = [
+        {"role": "user", "content": "Is it a drug?"},
+        {"role": "assistant", "content": "It is."},
+        {"role": "user", "content": QUESTION},
+    ]
+    chats = write_chats(tmp_path / "chats.jsonl", turns)
+    answer = lm.explain(turns, generate=50).answer.split()
+    begin = f"{QUESTION}\n\n{answer[0] if answer else 'The model wrote nothing'}"
+    assert printed(chatty, "--file", chats).startswith(begin)
+    value = document("explain", chatty, "--file", chats)
+    assert value["positions"][-1]["target_from"] == "generated"
+    shown = printed(chatty, "--file", chats, "--generate", 0)
+    assert QUESTION in shown
+    assert SUPPORT.search(shown)
+
+
+def test_a_lens_without_a_support_scale_says_how_to_get_one(printed, copy):
+    change_meta(copy / "lens" / "sample", support=None)
+    shown = " ".join(printed(copy, "The patient was given a dose of the drug").split())
+    assert "this lens has no support scale." in shown
+    assert "prismlm index MODEL --corpus DIR --positions 1 --overwrite" in shown
+    assert "Documents behind it" in shown
+    assert not SUPPORT.search(shown)

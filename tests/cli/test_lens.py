@@ -1,4 +1,4 @@
-"""prismlm index, inspect, label, map and export."""
+"""prismlm attach, index, inspect, label, map and export."""
 
 from __future__ import annotations
 
@@ -20,14 +20,11 @@ from prismlm.lens.layout import read_meta
 from prismlm.lens.options import IndexOptions
 from tests.helpers import forked
 from tests.helpers.chat_server import ChatServer, good
-from tests.helpers.named_lens import named_model
+from tests.helpers.lens_files import named_model
 
+SMALL = ("--prototypes", 32, "--prototypes-per-token", 4, "--epochs", 0.5, "--window", 64)
+FOREIGN = {"name": "医学术语", "description": "关于疾病与治疗的词语", "role": "名词"}
 EIGHT = ("--contexts", 8, "--precision", "float32")
-
-
-@pytest.fixture
-def copy(tiny_model, tmp_path) -> Path:
-    return Path(shutil.copytree(tiny_model, tmp_path / "copy"))
 
 
 def edit_meta(model: Path, corpus: dict[str, str] | None) -> None:
@@ -91,21 +88,6 @@ def test_dry_run_writes_nothing(document, indexed, short_corpus):
     assert {path: path.stat().st_mtime_ns for path in model.rglob("*")} == before
 
 
-def test_index_refuses(refused, tiny_model, tiny_corpus, tmp_path):
-    index = ["index", tiny_model, "--corpus", tiny_corpus, "--lens", "new"]
-    for arguments, words in (
-        ([*index, "--window", 4000], ["4000", "reads 512"]),
-        ([*index, "--positions", 0], ["--positions is 0", "above 0 and up to 1"]),
-        ([*index, "--codes", "int4"], ["--codes is 'int4'", "'int8' or 'pq'"]),
-        ([*index, "--device", "cpuu"], ["the device 'cpuu' cannot be used", "expected cpu"]),
-        (["index", tiny_model, "--corpus", tmp_path], ["is not a corpus"]),
-        ([*index, "--shard", "3/2"], ["--shard 3/2", "I/N"]),
-    ):
-        message = refused(*arguments)
-        assert all(word in message for word in words), message
-    assert not (tiny_model / "lens" / "new").exists()
-
-
 def test_inspect(prism, document, refused, copy):
     value = document("inspect", copy)
     lens = copy / "lens" / "sample"
@@ -124,40 +106,54 @@ def test_inspect(prism, document, refused, copy):
     assert "has no lens" in refused("inspect", copy)
 
 
-def with_its_environment(arguments):
+def under_torchrun(arguments):
     """Fork three processes with the environment that torchrun sets."""
-    environment = (
-        "import os; os.environ |= {{'WORLD_SIZE': '3', 'LOCAL_WORLD_SIZE': '3', 'RANK': '{0}'}}\n"
-    )
-    started = [
-        forked.start(*arguments, code=environment.format(rank) + forked.COMMAND)
-        for rank in range(3)
-    ]
+    sizes = {"WORLD_SIZE": "3", "LOCAL_WORLD_SIZE": "3"}
+    started = [forked.start(*arguments, **sizes, RANK=rank) for rank in "012"]
     streams = [process.communicate(240) for process in started]
     assert [process.returncode for process in started] == [0] * 3, streams
     return "".join(stdout for stdout, _ in streams)
 
 
-def test_shards_under_torchrun_and_by_hand(prism, document, refused, indexed, short_corpus):
-    model, lenses = indexed[0], indexed[0] / "lens"
+def test_shards_under_torchrun_and_by_hand(prism, document, indexed, short_corpus, tmp_path):
+    model = shutil.copytree(indexed[0], tmp_path / "model")
     command = ("index", model, "--corpus", short_corpus, *EIGHT)
-    try:
-        summary = json.loads(with_its_environment([*command, "--lens", "spread", "--json"]))
-        assert summary["prototypes"] == 192
-        first = document(*command, "--lens", "parts", "--shard", "2/2")
-        assert first == {"lens": None, "shards": 2, "done": [2], "left": [1]}
-        prism(*command, "--lens", "parts", "--shard", "1/2")
-        for_all = prism(*command, "--lens", "divided", "--parts", "3", "--device", "cpu")
-        assert "Parts: " in for_all.stderr
-        assert "more parts" in refused(*command, "--lens", "x", "--parts", "1", "--workers", "2")
-        assert "--shard" in refused(*command, "--lens", "x", "--parts", "2", "--shard", "1/2")
-        made = {path.name: path for path in lenses.iterdir()}
-        assert made.keys() == {"divided", "parts", "small", "spread"}
-        for name in ("index.parquet", "cells.npy", "prototypes.parquet", "meta.json"):
-            assert len({(path / name).read_bytes() for path in made.values()}) == 1, name
-    finally:
-        for path in {*lenses.iterdir()} - {lenses / "small"}:
-            shutil.rmtree(path)
+    summary = json.loads(under_torchrun([*command, "--lens", "spread", "--json"]))
+    assert summary["prototypes"] == 192
+    first = document(*command, "--lens", "parts", "--shard", "2/2")
+    assert first == {"lens": None, "shards": 2, "done": [2], "left": [1]}
+    prism(*command, "--lens", "parts", "--shard", "1/2")
+    for_all = prism(*command, "--lens", "divided", "--parts", "3", "--device", "cpu")
+    assert "Parts: " in for_all.stderr
+    made = {path.name: path for path in (model / "lens").iterdir()}
+    assert made.keys() == {"divided", "parts", "small", "spread"}
+    for name in ("index.parquet", "cells.npy", "prototypes.parquet", "meta.json"):
+        assert len({(path / name).read_bytes() for path in made.values()}) == 1, name
+
+
+def test_an_estimate_of_attaching_writes_nothing(document, tiny_model, tiny_corpus, tmp_path):
+    out = tmp_path / "out"
+    arguments = ("--corpus", tiny_corpus, "--out", out, *SMALL, "--dry-run")
+    estimate = document("attach", tiny_model, *arguments)
+    assert estimate["tokens"] == estimate["states"] == prismlm.load(tiny_model).lens.meta.tokens
+    assert estimate["seconds"] > 0
+    assert not out.exists()
+
+
+def test_files_are_attached_and_explained(prism, tiny_model, tmp_path):
+    texts, more, out = (tmp_path / name for name in ("texts.txt", "more", "out"))
+    texts.write_text("The little man lived in a house by the sea. " * 60)
+    more.mkdir()
+    for number in range(60):
+        (more / f"{number}.txt").write_text(f"Letter {number}: the sea was calm today. " * 6)
+    files = ("--corpus", texts, "--corpus", more, "--out", out)
+    result = prism("attach", tiny_model, *files, *SMALL, "--weights", "cosine")
+    for task in ("Reading hidden states", "Fitting prototypes", "Indexing"):
+        assert task in result.stderr
+    assert "prototype only cross-entropy" in result.stdout
+    assert result.stdout.rstrip().endswith(str(out))
+    assert json.loads((out / "prismlm.json").read_text())["weights"] == "cosine"
+    assert "Documents behind it" in prism("explain", out, "The little man lived in a house").stdout
 
 
 @pytest.fixture(scope="module")
@@ -186,9 +182,6 @@ def test_a_map_names_its_regions(prism, document, tiny_model, tmp_path):
     named = [{"x": x, "y": y, "name": name} for x, y, name in regions(lm.lens)]
     assert document("map", lm.path)["regions"] == named
     assert "regions" in prism("map", lm.path).stdout
-
-
-FOREIGN = {"name": "医学术语", "description": "关于疾病与治疗的词语", "role": "名词"}
 
 
 @pytest.mark.parametrize(
@@ -221,11 +214,6 @@ def test_a_server_that_is_down_changes_nothing(refused, labelled):
     message = refused("label", labelled, *endpoint, "--overwrite")
     assert f"error: {url}: it cannot be reached" in message
     assert files() == before
-
-
-def test_label_needs_an_endpoint_and_its_model(refused):
-    assert "go together" in refused("label", "no such model", "--endpoint", "http://host/v1")
-    assert "goes with --endpoint" in refused("label", "no such model", "--prototypes", 3)
 
 
 @pytest.mark.parametrize("to", ["sae-lens", "neuronpedia"])

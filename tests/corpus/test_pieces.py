@@ -9,7 +9,7 @@ from transformers import PreTrainedTokenizerFast
 
 from prismlm.corpus.pieces import DITTO, encode, pieces_of, token_alone, token_words
 from prismlm.errors import InputError
-from tests.helpers.metaspace import metaspace
+from tests.helpers.small_tokenizers import metaspace
 
 BYTES = {f"<0x{number:02X}>": number for number in range(256)}
 

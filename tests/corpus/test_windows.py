@@ -15,7 +15,7 @@ from prismlm.corpus import document_windows, pack, window_batches
 from prismlm.corpus.windows import IGNORED, Sequences
 from prismlm.errors import InputError
 from tests.corpus.test_encode import build
-from tests.helpers.begun import begun_tokenizer
+from tests.helpers.small_tokenizers import begun_tokenizer
 
 
 def _owner(token, length, window, stride):

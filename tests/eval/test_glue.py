@@ -12,7 +12,7 @@ from tokenizers.processors import TemplateProcessing
 from prismlm.errors import DivergenceError, FormatError, InputError
 from prismlm.eval import glue
 from prismlm.progress import SILENT
-from tests.helpers.glue_rows import WORDS, save_glue_model, words_tokenizer, write_rows, write_toy
+from tests.helpers.eval_data import WORDS, save_glue_model, words_tokenizer, write_rows, write_toy
 
 BY_NAME = {task.name: task for task in glue.TASKS}
 PAIR = {"sentence1": "a", "sentence2": "b"}

@@ -16,7 +16,7 @@ from prismlm.models.checkpoint import load_checkpoint, read_checkpoint
 from prismlm.models.seam import LogitMap
 from prismlm.models.uncertainty_feedback import save_uncertainty
 from prismlm.ops.prototype_head import naive
-from tests.helpers.feedback_families import attach_drawn
+from tests.helpers.small_models import attach_drawn
 
 PAIRS = [
     ("Once upon a time there was a little", " girl"),

@@ -8,7 +8,7 @@ from prismlm.errors import FormatError, InputError
 from prismlm.eval import suite
 from prismlm.eval.predictors import open_predictors
 from prismlm.interventions.suppression import Way
-from tests.helpers.benchmark_rows import write_benchmarks
+from tests.helpers.eval_data import write_benchmarks
 
 TASKS = ("arc_easy", "piqa", "winogrande")
 (PIQA,) = suite.select_benchmarks("seed", ["piqa"])

@@ -4,6 +4,7 @@ import pytest
 import torch
 from tokenizers import pre_tokenizers
 from torch.nn.functional import normalize
+from transformers import AutoModelForCausalLM
 
 from prismlm import Ablate
 from prismlm.explain.language_model import PrismLM
@@ -13,9 +14,7 @@ from prismlm.layers import PrototypeHead
 from prismlm.models.seam import LogitMap, output_embedding
 from prismlm.models.uncertainty_feedback import recording_codes
 from prismlm.models.watch import Hook, watch
-from tests.helpers import feedback_families
-from tests.helpers.feedback_families import attach_drawn
-from tests.helpers.feedback_models import make_tokenizer
+from tests.helpers.small_models import FAMILIES, OWN, attach_drawn, make_tokenizer
 
 TEXT, NEW = "w3 w5 w7 w11 w13 w17", 8
 SAME = {"atol": 2e-4, "rtol": 2e-4}
@@ -25,10 +24,10 @@ SAME = {"atol": 2e-4, "rtol": 2e-4}
 def lm(request, tmp_path_factory):
     tokenizer = make_tokenizer(eos_token="w0")
     tokenizer.backend_tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    config = (feedback_families.FAMILIES | feedback_families.OWN)[request.param]()
+    config = (FAMILIES | OWN)[request.param]()
     config.vocab_size = len(tokenizer)
     torch.manual_seed(0)
-    model = feedback_families.AutoModelForCausalLM.from_config(config).eval()
+    model = AutoModelForCausalLM.from_config(config).eval()
     model.generation_config.eos_token_id = None
     # A table that changes predictions, and codes of which no two are alike.
     attach_drawn(model, 65536, rows=64, deviation=2.0, passes=2)

@@ -8,7 +8,7 @@ import pytest
 import prismlm
 from prismlm.explorer import create_app
 from prismlm.explorer.session import Limits
-from tests.helpers.named_lens import named_model
+from tests.helpers.lens_files import named_model
 from tests.helpers.running import Running, browser, new_page, pytest_runtest_teardown, slowed
 
 __all__ = ["browser", "pytest_runtest_teardown"]

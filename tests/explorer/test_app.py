@@ -9,8 +9,7 @@ import pytest
 
 from prismlm.pages.frame import ASSETS
 from tests.explorer.conftest import TEXT, TOKEN, ask, go
-from tests.helpers.axe import assert_accessible
-from tests.helpers.running import assert_fits_a_phone, assert_never_at_fault
+from tests.helpers.running import assert_accessible, assert_fits_a_phone, assert_never_at_fault
 
 OPENING = f"/?token={TOKEN}"
 VENDOR, PROJECT = ASSETS / "vendor", Path(__file__).parents[2]

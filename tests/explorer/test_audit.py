@@ -9,8 +9,7 @@ from prismlm.cli.app import app
 from prismlm.corpus.documents import Document
 from prismlm.explain.audit import Audit
 from tests.explorer.conftest import Served, go, visited
-from tests.helpers.axe import assert_accessible
-from tests.helpers.running import assert_fits_a_phone
+from tests.helpers.running import assert_accessible, assert_fits_a_phone
 
 LAW = "The court ruled that the contract was void and dismissed the appeal."
 TEXTS = [

@@ -16,11 +16,9 @@ from prismlm.probes.channels import read_channels
 from prismlm.probes.channels.report import channel_report
 from prismlm.probes.uncertainty_feedback.signal import own_codes
 from tests.explorer.conftest import Served, go, visited
-from tests.helpers.axe import assert_accessible
-from tests.helpers.feedback_families import attach_drawn
-from tests.helpers.head_models import make_signal_noise
 from tests.helpers.mixer_models import CHANNELS, LAYERS, make_model, save_with_head
-from tests.helpers.running import assert_fits_a_phone
+from tests.helpers.running import assert_accessible, assert_fits_a_phone
+from tests.helpers.small_models import attach_drawn, make_signal_noise
 
 TEXT = "The council \u202e<b>maps</b> the river."
 LEVELS = 64

@@ -16,9 +16,8 @@ from prismlm.explorer import lens
 from prismlm.lens import layout
 from prismlm.lens.build import IndexOptions, build_index
 from tests.explorer.conftest import HOSTILE, PROMPTS, Served, go, visited
-from tests.helpers.axe import assert_accessible
-from tests.helpers.named_lens import ACROSS, CATEGORIES, name_by_hand
-from tests.helpers.running import assert_fits_a_phone
+from tests.helpers.lens_files import ACROSS, CATEGORIES, name_by_hand
+from tests.helpers.running import assert_accessible, assert_fits_a_phone
 
 
 @pytest.fixture(scope="module")

@@ -15,8 +15,7 @@ from prismlm.direction_marks import marks_shown
 from prismlm.explain.what_if import what_if
 from prismlm.interventions.steering import cautions, steer, strongest
 from tests.explorer.conftest import TEXT, go, visited
-from tests.helpers.axe import assert_accessible
-from tests.helpers.running import assert_fits_a_phone
+from tests.helpers.running import assert_accessible, assert_fits_a_phone
 
 # What the explorer tells is rounded, and is otherwise the same to the last bit.
 SIX_DIGITS = {"rel": 5e-6, "abs": 0}

@@ -5,14 +5,7 @@ from types import SimpleNamespace
 
 import torch
 from torch import nn
-from transformers import (
-    GPT2Config,
-    GPT2LMHeadModel,
-    LlamaConfig,
-    LlamaForCausalLM,
-    LogitsProcessor,
-    LogitsProcessorList,
-)
+from transformers import AutoConfig, AutoModelForCausalLM, LogitsProcessor, LogitsProcessorList
 
 from prismlm.interventions.plan import plan_for
 from prismlm.layers import PrototypeHead
@@ -47,16 +40,13 @@ def make_head(width=WIDTH, prototypes=PROTOTYPES, per_token=PER_TOKEN, scale=1.7
 
 def make_model(family="llama"):
     torch.manual_seed(0)
-    common = {"vocab_size": VOCABULARY, "bos_token_id": None, "eos_token_id": None}
-    if family == "gpt2":
-        config = GPT2Config(n_embd=WIDTH, n_layer=2, n_head=2, n_positions=64, **common)
-        model = GPT2LMHeadModel(config)
-    else:
-        config = LlamaConfig(
-            hidden_size=WIDTH, intermediate_size=48, num_hidden_layers=2, num_attention_heads=2,
-            max_position_embeddings=64, tie_word_embeddings=False, **common,
-        )  # fmt: skip
-        model = LlamaForCausalLM(config)
+    sizes = {"n_embd": WIDTH, "n_layer": 2, "n_head": 2, "n_positions": 64}
+    if family == "llama":
+        sizes = {"hidden_size": WIDTH, "intermediate_size": 48, "num_hidden_layers": 2}
+        sizes |= {"num_attention_heads": 2, "max_position_embeddings": 64}
+        sizes |= {"tie_word_embeddings": False}
+    sizes |= {"vocab_size": VOCABULARY, "bos_token_id": None, "eos_token_id": None}
+    model = AutoModelForCausalLM.from_config(AutoConfig.for_model(family, **sizes))
     with torch.no_grad():  # logits far enough apart that rounding decides nothing
         model.get_output_embeddings().weight.mul_(40)
     return model.eval().requires_grad_(False)

@@ -3,28 +3,18 @@
 import shutil
 from pathlib import Path
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from transformers import (
-    AutoModelForCausalLM,
-    CohereConfig,
-    Gemma2Config,
-    GPT2Config,
-    GraniteConfig,
-    LlamaConfig,
-    MambaConfig,
-    MistralConfig,
-    PhiConfig,
-    Qwen3Config,
-)
+from transformers import AutoConfig, AutoModelForCausalLM
 
-from prismlm.corpus import Corpus, build_corpus, sample_path
+from prismlm.corpus import Corpus, build_corpus
 from prismlm.layers import PrototypeHead
 from prismlm.lens.build import IndexOptions, build_index
 from prismlm.models.seam import LogitMap, capture
 from prismlm.models.sidecar import Sidecar, base_of, save_sidecar
+from tests.helpers.records import sample_starts
 
+config_of = AutoConfig.for_model
 DOCUMENTS, CHARACTERS = 24, 150
 V, WIDTH = 320, 16
 PROTOTYPES, PER_TOKEN = 24, 4
@@ -36,22 +26,22 @@ SIZES = TOKENS | {
 PHI = SIZES | {"intermediate_size": 24, "num_attention_heads": 2, "max_position_embeddings": WINDOW}
 LLAMA = PHI | {"num_key_value_heads": 1}
 FAMILIES = {
-    "gpt2": lambda: GPT2Config(
-        **TOKENS, vocab_size=V, n_embd=WIDTH, n_layer=2, n_head=2, n_positions=WINDOW,
+    "gpt2": lambda: config_of(
+        "gpt2", **TOKENS, vocab_size=V, n_embd=WIDTH, n_layer=2, n_head=2, n_positions=WINDOW,
         initializer_range=0.4, embd_pdrop=0.0, attn_pdrop=0.0, resid_pdrop=0.0,
     ),
-    "llama": lambda: LlamaConfig(**LLAMA, tie_word_embeddings=False),
-    "llama-tied": lambda: LlamaConfig(**LLAMA, tie_word_embeddings=True),
-    "qwen3": lambda: Qwen3Config(**LLAMA, head_dim=8),
-    "mistral": lambda: MistralConfig(**LLAMA, sliding_window=16),
+    "llama": lambda: config_of("llama", **LLAMA, tie_word_embeddings=False),
+    "llama-tied": lambda: config_of("llama", **LLAMA, tie_word_embeddings=True),
+    "qwen3": lambda: config_of("qwen3", **LLAMA, head_dim=8),
+    "mistral": lambda: config_of("mistral", **LLAMA, sliding_window=16),
     # A cap that bites: random logits are small.
-    "gemma2": lambda: Gemma2Config(**LLAMA, head_dim=8, final_logit_softcapping=4.0),
-    "granite": lambda: GraniteConfig(**LLAMA, logits_scaling=4.0),
-    "cohere": lambda: CohereConfig(**LLAMA, logit_scale=0.25),
-    "mamba": lambda: MambaConfig(**SIZES, state_size=4),
-    "phi": lambda: PhiConfig(**PHI),
-    "llama-bf16": lambda: LlamaConfig(**LLAMA),
-    "llama-int8": lambda: LlamaConfig(**LLAMA),
+    "gemma2": lambda: config_of("gemma2", **LLAMA, head_dim=8, final_logit_softcapping=4.0),
+    "granite": lambda: config_of("granite", **LLAMA, logits_scaling=4.0),
+    "cohere": lambda: config_of("cohere", **LLAMA, logit_scale=0.25),
+    "mamba": lambda: config_of("mamba", **SIZES, state_size=4),
+    "phi": lambda: config_of("phi", **PHI),
+    "llama-bf16": lambda: config_of("llama", **LLAMA),
+    "llama-int8": lambda: config_of("llama", **LLAMA),
 }  # fmt: skip
 # What follows W z, where it is not the identity.
 MAPS = {
@@ -65,18 +55,9 @@ INT8 = "llama-int8"
 
 def small_corpus(directory: Path) -> Path:
     """Write a corpus of the starts of some documents, of 320 different tokens."""
-    table = pq.read_table(sample_path())
-    rows = table.take(list(range(0, len(table), len(table) // DOCUMENTS))).to_pylist()
-    for row in rows:
-        row["text"] = row["text"][:CHARACTERS]
     source = directory / "documents.parquet"
-    pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), source)
+    pq.write_table(sample_starts(DOCUMENTS, CHARACTERS), source)
     return build_corpus(source, directory / "small", vocab_size=V).path
-
-
-def opened_corpus(path: Path) -> Corpus:
-    """Open it."""
-    return Corpus.open(path)
 
 
 def build(name: str):

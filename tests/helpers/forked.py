@@ -115,11 +115,11 @@ def start(
     code: str = COMMAND,
     cwd: Path | str = ".",
     stdin: bytes = b"",
-    columns: int = 100,
+    **environment: str,
 ) -> Forked:
-    """Start the command, or other code, with these arguments."""
+    """Start the command, or other code, with these arguments and variables of the environment."""
     words = [str(argument) for argument in arguments]
-    where = {"cwd": os.path.abspath(cwd), "columns": columns}
+    where = {"cwd": os.path.abspath(cwd), "environment": {"COLUMNS": "100", **environment}}
     return Forked({"arguments": words, "code": code, **where}, stdin)
 
 
@@ -179,7 +179,7 @@ def warm() -> None:
 
 def be(request: dict[str, Any]) -> None:
     """Become the process that is asked for."""
-    os.environ["COLUMNS"] = str(request["columns"])
+    os.environ |= request["environment"]
     os.chdir(request["cwd"])
     sys.argv = ["prismlm", *request["arguments"]]
     for number, name in enumerate(STREAMS):

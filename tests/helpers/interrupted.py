@@ -1,8 +1,11 @@
-"""Work that is stopped on the way: when it has reported so much progress, or written something."""
+"""Work that is stopped: at so much progress, once something is written, or by a full disk."""
 
 import os
+import resource
 import signal
+import sys
 import time
+from contextlib import contextmanager
 
 from prismlm.progress import Reporter
 
@@ -35,3 +38,20 @@ class InterruptAfter(Reporter):
         self.left -= self.counts
         if self.counts and self.left == 0:
             self.act()
+
+
+def limit_files(size: int) -> None:
+    """Let no file grow beyond ``size`` bytes; modules first imported then leave no cut bytecode."""
+    sys.dont_write_bytecode = True
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
+
+
+@contextmanager
+def limit_lifted_after():
+    """Undo on leaving what ``limit_files`` set inside."""
+    limits, bytecode = resource.getrlimit(resource.RLIMIT_FSIZE), sys.dont_write_bytecode
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        sys.dont_write_bytecode = bytecode

@@ -1,11 +1,14 @@
-"""Small random models with prototype mixers, and a corpus of a few documents."""
+"""Small random models with prototype mixers, others beside them, and a few documents."""
 
 import json
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM
 
 from prismlm.corpus import build_corpus
+from prismlm.eval.robustness import COLUMNS
 from prismlm.layers import PrototypeHead
 from prismlm.models.presets import build_config, build_model
 from prismlm.models.seam import LogitMap
@@ -34,11 +37,10 @@ def make_model(vocabulary=VOCABULARY, **settings):
 
 def make_llama(vocabulary=VOCABULARY, kv_heads=2):
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=vocabulary, hidden_size=WIDTH, intermediate_size=48, num_hidden_layers=2,
-        num_attention_heads=4, num_key_value_heads=kv_heads,
-    )  # fmt: skip
-    return LlamaForCausalLM(config).eval().requires_grad_(False)
+    sizes = {"hidden_size": WIDTH, "intermediate_size": 48, "num_hidden_layers": 2}
+    sizes |= {"num_attention_heads": 4, "num_key_value_heads": kv_heads}
+    config = AutoConfig.for_model("llama", vocab_size=vocabulary, **sizes)
+    return AutoModelForCausalLM.from_config(config).eval().requires_grad_(False)
 
 
 def make_corpus(directory, copies=4):
@@ -101,3 +103,48 @@ def planted_model(corpus, word):
     embeddings[token] = torch.eye(embeddings.shape[1])[0]
     model.model.layers[PLACE[0]].mixer.prototypes[PLACE[1], 0] = 5.0
     return model
+
+
+SIZES = {"hidden_size": 16, "num_hidden_layers": 2, "initializer_range": 0.4}
+HEADS = {"intermediate_size": 24, "num_attention_heads": 2, "num_key_value_heads": 1}
+OTHERS = {
+    "llama": SIZES | HEADS,
+    "gpt2": {"n_embd": 16, "n_layer": 2, "n_head": 2, "initializer_range": 0.4, "n_positions": 64},
+    "mamba": SIZES | {"state_size": 4},
+}
+
+
+def make_studied(directory):
+    """Write ``protot``, ``llama``, ``gpt2``, ``mamba`` and ``pairs.parquet`` into a directory."""
+    corpus = make_corpus(directory)
+    size = len(corpus.tokenizer)
+    torch.manual_seed(0)
+    models = {"protot": make_model(size)}
+    for kind, sizes in OTHERS.items():
+        config = AutoConfig.for_model(kind, vocab_size=size, **sizes)
+        models[kind] = AutoModelForCausalLM.from_config(config)
+    for name, model in models.items():
+        save_model(model.eval(), corpus, directory / name, trained_on=False)
+    rows = [
+        {"id": f"{number:03}", "slice": name, "original": original, "perturbed": changed,
+         "source": "wikitext2", "similarity": None}
+        for number, (name, original, changed) in enumerate(pair_rows())
+    ]  # fmt: skip
+    pq.write_table(pa.Table.from_pylist(rows, schema=COLUMNS), directory / "pairs.parquet")
+    return directory
+
+
+def pair_rows():
+    """Return pairs of equal and of other lengths, and one that cannot be aligned."""
+    rows = []
+    for number, subject in enumerate(SUBJECTS):
+        verb, thing = VERBS[number % 4], OBJECTS[number % 4]
+        original = f"{subject} {verb} {thing}"
+        changes = {
+            "synonym": f"{subject} {VERBS[(number + 1) % 4]} {thing}",
+            "typo": f"{subject} {verb} {thing[:4]}x{thing[4:]}",
+            "punctuation": original.rstrip("."),
+            "negation": f"{subject} never {verb} {thing}",
+        }
+        rows += [(name, original, changed) for name, changed in changes.items()]
+    return [*rows, ("negation", "The river carries stones to the sea.", "ZQ")]

@@ -2,17 +2,17 @@
 
 from pathlib import Path
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
 import torch.nn.functional as F
 
-from prismlm.corpus import Corpus, build_corpus, pack, sample_path
+from prismlm.corpus import Corpus, build_corpus, pack
 from prismlm.layers import PrototypeHead
 from prismlm.lens.build import IndexOptions, build_index
 from prismlm.models.presets import build_config, build_model
 from prismlm.models.seam import LogitMap, capture
 from prismlm.models.sidecar import Sidecar, base_of, save_sidecar
+from tests.helpers.records import sample_starts
 
 DOCUMENTS = 320
 CHARACTERS = 1500
@@ -36,12 +36,8 @@ def build_small_corpus(tiny_model: Path, directory: Path, every: int = 5) -> Pat
 
 
 def _documents(directory: Path, every: int = 1) -> Path:
-    table = pq.read_table(sample_path())
-    rows = table.take(list(range(0, len(table), every * (len(table) // DOCUMENTS)))).to_pylist()
-    for row in rows:
-        row["text"] = row["text"][:CHARACTERS]
     source = directory / "documents.parquet"
-    pq.write_table(pa.Table.from_pylist(rows, schema=table.schema), source)
+    pq.write_table(sample_starts(DOCUMENTS, CHARACTERS, every), source)
     return source
 
 

@@ -32,8 +32,7 @@ from prismlm.lens.store import LensFiles
 from prismlm.models.checkpoint import load_checkpoint
 from prismlm.parts import Parts
 from prismlm.progress import Reporter
-from tests.helpers.file_limit import limit_files, limit_lifted_after
-from tests.helpers.interrupted import InterruptAfter, wait_for
+from tests.helpers.interrupted import InterruptAfter, limit_files, limit_lifted_after, wait_for
 from tests.helpers.mixer_models import make_llama, save_with_head
 
 OPTIONS = IndexOptions(contexts=4, window=64, stride=48, split="all")

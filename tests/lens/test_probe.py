@@ -7,6 +7,7 @@ import peft
 import pytest
 import torch
 
+from prismlm.corpus import Corpus
 from prismlm.errors import StaleLensError
 from prismlm.lens.probe import Probe
 from prismlm.models.presets import build_config, build_model
@@ -18,7 +19,7 @@ LENS = Path("lens")
 
 @pytest.mark.parametrize("preset", ["llama-tiny", "protot-tiny", "signal-noise-tiny"])
 def test_a_decoder_of_our_own_and_its_copy_in_half_precision(small_corpus, preset):
-    corpus = families.opened_corpus(small_corpus)
+    corpus = Corpus.open(small_corpus)
     torch.manual_seed(0)
     config = build_config({"preset": preset}, len(corpus.tokenizer), corpus.eos_token_id)
     model = build_model(config).eval()
@@ -33,7 +34,7 @@ def test_a_decoder_of_our_own_and_its_copy_in_half_precision(small_corpus, prese
 
 
 def test_adapters_uncertainty_feedback_and_vocabulary_are_part_of_a_model(small_corpus):
-    corpus = families.opened_corpus(small_corpus)
+    corpus = Corpus.open(small_corpus)
     model = families.build("llama")
     probe = Probe.measure(model, corpus, "all", 64)
     adapted = peft.get_peft_model(model, peft.LoraConfig(r=2, target_modules=["q_proj"]))

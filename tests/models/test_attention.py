@@ -15,8 +15,8 @@ from prismlm.models.attention import (
     reading_attention,
 )
 from tests.helpers.families import V, build
-from tests.helpers.head_models import make_gpt2, make_signal_noise
 from tests.helpers.mixer_models import make_llama, make_model
+from tests.helpers.small_models import make_gpt2, make_signal_noise
 
 IDS = torch.randint(1, V, (2, 7), generator=torch.Generator().manual_seed(0))
 MASK = torch.ones(2, 7, dtype=torch.bool)

@@ -14,13 +14,14 @@ from transformers import (
     LlamaConfig,
 )
 
+from prismlm.corpus import Corpus
 from prismlm.corpus.tokenizer import load_tokenizer
 from prismlm.errors import FormatError, InputError
 from prismlm.models.base import find_base
 from prismlm.models.checkpoint import read_checkpoint
 from prismlm.models.sidecar import HEAD_FILE
 from tests.helpers import families
-from tests.helpers.feedback_families import t5
+from tests.helpers.small_models import t5
 
 SMALL = families.SIZES | {
     "num_hidden_layers": 1, "intermediate_size": 16, "num_attention_heads": 2, "bos_token_id": 1,
@@ -34,7 +35,7 @@ def save(small_corpus, tmp_path):
     def save(model=None):
         model = model or AutoModelForCausalLM.from_config(LlamaConfig(**SMALL))
         model.save_pretrained(tmp_path)
-        families.opened_corpus(small_corpus).tokenizer.save_pretrained(tmp_path)
+        Corpus.open(small_corpus).tokenizer.save_pretrained(tmp_path)
         return tmp_path
 
     return save

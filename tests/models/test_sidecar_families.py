@@ -10,6 +10,7 @@ from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, Trainer, TrainingArguments
 
 import prismlm
+from prismlm.corpus import Corpus
 from prismlm.layers import PrototypeHead
 from prismlm.models.seam import LogitMap, capture
 from prismlm.models.sidecar import Sidecar, base_of, save_sidecar
@@ -40,7 +41,7 @@ every_family = pytest.mark.parametrize(
 @pytest.fixture(scope="module")
 def family_of(small_corpus, tmp_path_factory):
     """A function that returns a family opened by prismlm, and plainly."""
-    corpus = families.opened_corpus(small_corpus)
+    corpus = Corpus.open(small_corpus)
 
     @functools.cache
     def family(name):

@@ -35,7 +35,7 @@ from prismlm.models.uncertainty_feedback import (
     save_uncertainty,
     uncertainty_of,
 )
-from tests.helpers.feedback_families import COMMON, IMAGE, V, attach_drawn, build, codes_of
+from tests.helpers.small_models import COMMON, IMAGE, V, attach_drawn, build, codes_of
 
 IDS = torch.tensor([[1, 4, 5, 6, 7], [1, 7, 6, 5, 4]])
 NEUTRAL = 32

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from prismlm.training import parallel
-from tests.helpers.feedback_families import (
+from tests.helpers.small_models import (
     BUILT,
     FAMILIES,
     IMAGE,

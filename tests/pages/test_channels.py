@@ -16,9 +16,9 @@ from prismlm.errors import InputError
 from prismlm.pages.channels import channel_page, channels_data
 from prismlm.probes.channels import read_channels
 from prismlm.probes.channels.report import channel_report
-from tests.helpers.begun import begun_tokenizer, texts
 from tests.helpers.html_reader import Reader
 from tests.helpers.mixer_models import CHANNELS, LAYERS, make_llama, make_model
+from tests.helpers.small_tokenizers import begun_tokenizer, texts
 from tests.helpers.token_corpus import excerpt
 
 EVIL = "</script><script>document.title='hurt'</script><img src=x onerror=alert(1)>"

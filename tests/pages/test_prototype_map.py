@@ -5,7 +5,7 @@ import pytest
 from prismlm.direction_marks import marks_shown
 from prismlm.pages.frame import colour
 from prismlm.pages.prototype_map import prototype_map_page
-from tests.helpers.named_lens import CATEGORIES, named_model
+from tests.helpers.lens_files import CATEGORIES, named_model
 from tests.helpers.running import assert_fits_a_phone
 
 HOSTILE = '</script><script>document.title="run"</script> \u202egnp'

@@ -12,8 +12,8 @@ from prismlm.explain.subject import worth_showing
 from prismlm.lens.cells import UNKNOWN, Keys
 from prismlm.lens.lens import Around
 from prismlm.pages.trace import Pool, fragment, page, trace_data
-from tests.helpers.feedback_families import attach_drawn
 from tests.helpers.html_reader import Reader
+from tests.helpers.small_models import attach_drawn
 from tests.helpers.token_corpus import excerpt
 
 TEXT = "The proof relies on\nthe theory of groups."

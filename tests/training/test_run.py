@@ -206,7 +206,7 @@ sys.path.insert(0, {forked.ROOT!r})
 from functools import partial
 from prismlm.errors import PrismError
 from prismlm.training import build_recipe, train
-from tests.helpers.file_limit import limit_files
+from tests.helpers.interrupted import limit_files
 from tests.helpers.interrupted import InterruptAfter
 full = partial(limit_files, int(sys.argv[2]))
 try:

@@ -13,7 +13,7 @@ from prismlm.models.seam import capture
 from prismlm.web.engine import Batch, Busy, Engine, RequestQueue, supports_batching
 from prismlm.web.generation import Generation, Sampling
 from tests.helpers.families import build
-from tests.helpers.feedback_models import make_fed_gpt2, make_fed_protot
+from tests.helpers.small_models import make_fed_gpt2, make_fed_protot
 
 TOGETHER = {"gpt2", "llama", "llama-tied", "qwen3", "granite", "cohere", "phi"}
 

@@ -24,7 +24,7 @@ from prismlm.cli import (
     serve,
     train,
 )
-from prismlm.cli.options import is_first_process
+from prismlm.cli.output import is_first_process
 from prismlm.direction_marks import marks_shown
 from prismlm.errors import InputError, Interrupted, PrismError, no_panics, shown
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from prismlm.cli import options as opt
 from prismlm.cli import output
 from prismlm.cli.options import argument, option
-from prismlm.cli.progress import ConsoleReporter
 from prismlm.errors import InputError
 from prismlm.probes.results import Row
 from prismlm.run_state import orderly_end
@@ -77,7 +76,7 @@ def audit(
     with orderly_end():
         if count:
             how: dict[str, Any] = {"engine": engine, "workers": workers or 1}
-            how |= {"overwrite": overwrite, "progress": ConsoleReporter()}
+            how |= {"overwrite": overwrite, "progress": output.progress()}
             report, left_out = audit_in_parts(one, count, paths, **how)
         else:
             report = one.empty()
@@ -98,7 +97,7 @@ def _rows(audit: Audit, reader: DocumentReader) -> Iterator[Row]:
     for _ in reader:
         # Report a bad row before the model reads those above it.
         pass
-    with ConsoleReporter().task("Reading texts", reader.total, reader.unit) as task:
+    with output.progress().task("Reading texts", reader.total, reader.unit) as task:
         for row in audit.read(reader):
             yield row
             task.advance(reader.done - done)

@@ -14,7 +14,6 @@ from prismlm.cli import options as opt
 from prismlm.cli import output
 from prismlm.cli.explain import read_texts
 from prismlm.cli.options import argument, flag, option
-from prismlm.cli.progress import ConsoleReporter, spinner
 from prismlm.errors import FormatError, InputError
 from prismlm.probes.results import Table, text_of
 from prismlm.probes.results import as_json as json_values
@@ -81,7 +80,7 @@ def generate(
     from prismlm.models.checkpoint import load_checkpoint
 
     directory = model_directory(model)
-    with spinner("Opening the model"):
+    with output.spinner("Opening the model"):
         loaded, tokenizer, sidecar = load_checkpoint(directory)
     # prismlm.load would refuse a stale lens, or several; no lens is needed here.
     lm = OpenedModel(directory, loaded, tokenizer, sidecar.head, sidecar.logit_map, lens=None)
@@ -147,7 +146,7 @@ def steer(
     scope: dict[str, Any] = {"only": only, "seed": seed}
     sampling = {"generate": generate, "temperature": temperature}
     if file is not None:
-        progress = ConsoleReporter()
+        progress = output.progress()
         result: Any = measure_effects(lm, prompts, edits, **scope, draws=draws, progress=progress)
     else:
         if search:
@@ -216,7 +215,7 @@ def _measure_cost(
         text, note = corpus_of(lm, corpus)
         if text is None:
             return None, note
-        reporter = ConsoleReporter()
+        reporter = output.progress()
         return perplexity_cost(lm, text, edits, tokens=tokens, **scope, progress=reporter), ""
     except (InputError, FormatError) as error:
         # Only a corpus on the command line must be usable; that of the lens may have changed.
@@ -314,7 +313,7 @@ def calibrate(
     examples = calibration.read_examples(task)
     tested = None if test is None else calibration.read_examples(test)
     lm = opt.open_model(model, lens, device=device)
-    how: dict[str, Any] = {"seed": seed, "description": task.name, "progress": ConsoleReporter()}
+    how: dict[str, Any] = {"seed": seed, "description": task.name, "progress": output.progress()}
     controller, report = calibration.calibrate(lm, examples, tested, **how)
     output.write(out, controller.save)
     parts: list[Any] = [_scales(lm, controller, examples_fitted=report["fitted"])]
@@ -384,7 +383,7 @@ def suppress(
         if corpus is None:
             raise InputError(f"no text to keep: {reason.replace('--corpus DIR', '--keep FILE')}")
         kept = suppression.held_out(lm, corpus, 2 * options.heldout, seed)
-    how: dict[str, Any] = {"within_cost": within_cost, "progress": ConsoleReporter()}
+    how: dict[str, Any] = {"within_cost": within_cost, "progress": output.progress()}
     controller, report = suppression.suppress(lm, split, kept, options, **how)
     report["tasks"] = None
     if controller is not None:
@@ -411,7 +410,7 @@ def _task_asker(count: int, names: list[str] | None, data: Path | None, seed: in
         from prismlm.eval import suite
 
         asked = suite.selected_tasks(names, suite.SuiteOptions(data=data, limit=count, seed=seed))
-        return partial(suite.ask_ways, selected=asked, progress=ConsoleReporter())
+        return partial(suite.ask_ways, selected=asked, progress=output.progress())
     opt.check_unused("these choose the questions of --questions N", tasks=names, data=data)
     return None
 
@@ -460,7 +459,7 @@ def what_if(
     if retrain:
         from prismlm.training.tuning import train_without
 
-        how["retrain"] = partial(train_without, lm, progress=ConsoleReporter())
+        how["retrain"] = partial(train_without, lm, progress=output.progress())
     result = estimate(lm, text, without, **how)
     every = [*result.estimates, *filter(None, [result.retrained])]
     rows = [

@@ -10,7 +10,6 @@ import typer
 from prismlm.cli import options as opt
 from prismlm.cli import output
 from prismlm.cli.options import argument, flag, option
-from prismlm.cli.progress import ConsoleReporter
 from prismlm.run_state import orderly_end
 
 if TYPE_CHECKING:
@@ -85,9 +84,9 @@ def build(
     with orderly_end():
         if shard is None:
             how: dict[str, Any] = {"parts": parts, "workers": workers or 1, "engine": engine}
-            build_corpus(stream or paths, out, **settings, **how, progress=ConsoleReporter())
+            build_corpus(stream or paths, out, **settings, **how, progress=output.progress())
         else:
-            part = CorpusPart(out, inputs=stream or paths, **settings, progress=ConsoleReporter())
+            part = CorpusPart(out, inputs=stream or paths, **settings, progress=output.progress())
             part(None, number, count)
     if Parts(out, count).path.is_dir():  # others are missing
         return output.show_part("corpus", out, number, count, as_json)

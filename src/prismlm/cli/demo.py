@@ -12,7 +12,6 @@ import typer
 
 from prismlm.cli import output
 from prismlm.cli.options import flag, option
-from prismlm.cli.progress import ConsoleReporter
 from prismlm.errors import InputError
 
 if TYPE_CHECKING:
@@ -41,7 +40,7 @@ def demo(
     size = trained.QUICK if quick else trained.FULL
     fetched_directory = out or Path("prismlm-demo")
     trained_directory = out or Path("prismlm-demo-quick" if quick else "prismlm-demo-trained")
-    result, progress = None, ConsoleReporter()
+    result, progress = None, output.progress()
     if not (train or quick):
         try:
             result = fetched.run_fetched(fetched_directory, progress=progress)

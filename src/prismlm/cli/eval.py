@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 from prismlm.cli import options as opt
 from prismlm.cli import output
 from prismlm.cli.options import argument, flag, option
-from prismlm.cli.progress import ConsoleReporter
 from prismlm.errors import InputError
 from prismlm.outputs import check_outputs
 from prismlm.probes.results import Row, Table
@@ -60,7 +59,7 @@ def suite(
     check_outputs(directory=directory, inputs=(model, data), overwrite=True)
     lm = open_predictors(model, device=device, batch_size=batch_size)
     with orderly_end():
-        result = study.run_suite(lm, str(model), directory, options, names, ConsoleReporter())
+        result = study.run_suite(lm, str(model), directory, options, names, output.progress())
     output.report_written(directory / study.RESULT_FILE)
     output.show(result, as_json, _accuracies(result))
 
@@ -126,7 +125,7 @@ def judge(
         texts = study.file_prompts(prompts, prompts_count, writing)
     else:
         texts = study.corpus_prompts(Corpus.open(str(corpus)), prompts_count, writing)
-    named, progress = unique_names(paths), ConsoleReporter()
+    named, progress = unique_names(paths), output.progress()
     for path in paths:
         if not path.is_dir():
             raise InputError(f"there is no model directory {path}.")
@@ -184,7 +183,7 @@ def glue(
     study.select_tasks(names)
     directory = model / "eval" / "glue" if out is None else out
     check_outputs(directory=directory, inputs=(model, data), overwrite=True)
-    lm, progress = study.GlueModel(model, device=device), ConsoleReporter()
+    lm, progress = study.GlueModel(model, device=device), output.progress()
     with orderly_end():
         if search:
             result = study.search(lm, directory, options, numbers[0], progress)
@@ -231,7 +230,7 @@ def robustness(
 
     with orderly_end():
         sample, opened = read_pairs(pairs, limit, seed), _open_models(models)
-        figures = measure_robustness(opened, sample, seed=seed, progress=ConsoleReporter())
+        figures = measure_robustness(opened, sample, seed=seed, progress=output.progress())
     value = {"pairs": str(pairs), "limit": limit} | json_values(figures)
     output.write_json(out, value)
     facts: Row = {
@@ -269,7 +268,7 @@ def clamping(
 
     with orderly_end():
         sample, (decoder,) = read_pairs(pairs, limit, seed), _open_models([model])
-        figures = measure_clamping(decoder, sample, seed=seed, progress=ConsoleReporter())
+        figures = measure_clamping(decoder, sample, seed=seed, progress=output.progress())
     value = {"pairs": str(pairs), "limit": limit} | json_values(figures)
     output.write_json(out, value)
     columns = "name pairs unaligned below_floor clamped.mean:+.3f clamped.pooled:+.3f"
@@ -309,6 +308,6 @@ def pairs(
     check_outputs(*files, inputs=(data,), overwrite=overwrite)
     options = PairOptions(per_slice, seed, similarity)
     with orderly_end():
-        result = write_pairs(out, data, options, ConsoleReporter())
+        result = write_pairs(out, data, options, output.progress())
     output.report_written(*files)
     output.show(result, as_json)

@@ -150,12 +150,11 @@ def _explain_in_parts(prompts: list[Prompt], count: int, options: dict[str, Any]
     others |= {name: options[name] or None for name in ("where", "against")}
     others |= {"json": options["as_json"], "method": options["method"] != "evidence"}
     opt.check_unused("workers write a table of all texts alone", **others)
-    from prismlm.cli.progress import ConsoleReporter
     from prismlm.explain.parts import TraceJob, explain_in_parts
 
     job: TraceJob = opt.fill(TraceJob, options, texts=tuple(prompts), out=options["parquet"])
     how: dict[str, Any] = {name: options[name] for name in ("engine", "overwrite")}
-    how |= {"workers": options["workers"] or 1, "progress": ConsoleReporter()}
+    how |= {"workers": options["workers"] or 1, "progress": output.progress()}
     with orderly_end():
         explain_in_parts(job, count, **how)
     output.report_written(job.out)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from prismlm.cli import options as opt
 from prismlm.cli import output
 from prismlm.cli.options import argument, flag, option
-from prismlm.cli.progress import ConsoleReporter
 from prismlm.errors import InputError
 from prismlm.outputs import write_text
 from prismlm.probes.results import Row, Table
@@ -54,7 +53,7 @@ app = opt.group_with_default(
 
 def _settings(model: Path, **others: Any) -> dict[str, Any]:
     """Return what every report takes."""
-    return {"name": model.resolve().name, "progress": ConsoleReporter(), **others}
+    return {"name": model.resolve().name, "progress": output.progress(), **others}
 
 
 def _layers(layer: int | None) -> tuple[int, ...] | None:
@@ -101,7 +100,7 @@ def attention(
         )
 
         marked = load_role_cases(cases)
-        how: dict[str, Any] = {"heads": heads, "seed": seed, "progress": ConsoleReporter()}
+        how: dict[str, Any] = {"heads": heads, "seed": seed, "progress": output.progress()}
         found = search_roles(decoder, tokenizer, marked, **how)
         control = search_roles(random_model(decoder, seed), tokenizer, marked, **how)["roles"]
         value, best = found.to_dict() | {"untrained": control}, best_heads(found)
@@ -286,7 +285,7 @@ def interventions(
         "controls": controls,
         "minimum_probability": minimum,
         "seed": seed,
-        "progress": ConsoleReporter(),
+        "progress": output.progress(),
     }
     rows = load_cases(cases)
     reports = [

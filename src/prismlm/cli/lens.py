@@ -13,9 +13,7 @@ import typer
 from prismlm.cli import options as opt
 from prismlm.cli import output
 from prismlm.cli.options import argument, flag, option
-from prismlm.cli.progress import ConsoleReporter
 from prismlm.errors import InputError
-from prismlm.progress import SILENT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -86,7 +84,7 @@ def index(
         cost = build.estimate_index(checkpoint.model, head, source, options)
         return output.show_cost(cost, as_json)
     start = time.monotonic()
-    how: dict[str, Any] = {"progress": ConsoleReporter() if opt.is_first_process() else SILENT}
+    how: dict[str, Any] = {"progress": output.progress()}
     if count:
         one = build.IndexPart(model, source.path, out, options, device, overwrite)
         written = build.index_in_parts(one, count, engine=engine, workers=workers or 1, **how)
@@ -129,7 +127,7 @@ def label(
     lm, lens = opt.open_with_lens(model, lens_name)
     ask = server and partial(ask_for_names, endpoint=server, prototypes=prototypes)
     settings: dict[str, Any] = {"overwrite": overwrite, "labeller": ask}
-    summary = label_lens(lens, lm.model, **settings, progress=ConsoleReporter())
+    summary = label_lens(lens, lm.model, **settings, progress=output.progress())
     value = {"model": str(model), "lens": lens.address, **summary}
     output.show(value, as_json, _named(lens, value))
 
@@ -169,7 +167,7 @@ def map_prototypes(
         opt.require_packages("umap")
     lm, lens = opt.open_with_lens(model, lens_name)
     if lens.meta.map is None or overwrite:
-        map_lens(lens, lm.head, progress=ConsoleReporter())
+        map_lens(lens, lm.head, progress=output.progress())
     title = f"Prototypes of {model.name}"
     output.write(html, lambda path: write_text(path, prototype_map_page(lens, title)))
     value = {"model": str(model), "lens": lens.address, **(lens.meta.map or {})}

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 from typer.core import TyperGroup
 
-from prismlm.cli.progress import spinner
+from prismlm.cli import output
 from prismlm.errors import InputError
 from prismlm.outputs import check_ending, check_outputs
 
@@ -167,11 +167,6 @@ def group_with_default(default: str, help: str) -> typer.Typer:
     return typer.Typer(cls=GroupWithDefault, no_args_is_help=True, help=help)
 
 
-def is_first_process() -> bool:
-    """Return whether this process prints, of those that torchrun may have started."""
-    return os.environ.get("RANK", "0") == "0"
-
-
 def require_packages(*packages: str) -> None:
     """Raise ModuleNotFoundError, which names the extra, for a package that is not installed."""
     for package in packages:
@@ -228,7 +223,7 @@ def open_model(
     from prismlm.interventions.plan import install
 
     directory = model_directory(model)  # the hub's own bars and a spinner do not go together
-    with spinner("Opening the model"):
+    with output.spinner("Opening the model"):
         lm = prismlm.load(directory, lens=lens, corpus=corpus, device=device)
     if controller is not None:
         install(lm, [prismlm.Controller.load(controller)])

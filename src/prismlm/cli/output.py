@@ -1,12 +1,16 @@
-"""How every command prints: JSON, tables, figures, and text that cannot drive a terminal."""
+"""How every command prints: JSON, tables, figures, progress, and text that drives no terminal."""
 
 from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from textwrap import wrap
+from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import typer
@@ -20,6 +24,7 @@ from prismlm.files import json_text
 from prismlm.outputs import write_text
 from prismlm.probes.results import FINDINGS, Report, Table, figure_at, text_of
 from prismlm.probes.results import as_json as json_values
+from prismlm.progress import SILENT, Reporter, Task
 
 if TYPE_CHECKING:
     from prismlm.cost import Cost
@@ -166,6 +171,48 @@ def bar(share: float, width: int) -> str:
     """Return a bar that fills ``share`` of so many columns."""
     full, rest = divmod(round(min(max(share, 0.0), 1.0) * width * 8), 8)
     return "█" * full + (EIGHTHS[rest] if rest else "")
+
+
+def spinner(description: str) -> AbstractContextManager[object]:
+    """Show on a terminal that work of unknown length is under way."""
+    return Console(stderr=True).status(f"{description} …")
+
+
+def is_first_process() -> bool:
+    """Return whether this process prints, of those that torchrun may have started."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def progress() -> Reporter:
+    """Return what shows progress on stderr, in the first of several processes alone."""
+    return ConsoleReporter() if is_first_process() else SILENT
+
+
+class ConsoleReporter(Reporter):
+    """Shows every task on stderr with its progress, speed and remaining time.
+
+    tqdm draws its bars anew every ten seconds where stderr is no terminal.
+    """
+
+    @contextmanager
+    def task(
+        self, description: str, total: int | None = None, unit: str = "tokens"
+    ) -> Iterator[Task]:
+        """Open a task of ``total`` units (None: unknown), as a context manager."""
+        from tqdm import tqdm
+
+        terminal = sys.stderr.isatty()
+        with tqdm(
+            desc=sanitize(description),
+            total=total,
+            unit="B" if unit == "bytes" else f" {unit}",
+            unit_scale=total is None or total >= 10_000,
+            dynamic_ncols=terminal,
+            mininterval=0.1 if terminal else 10,
+        ) as bar:
+            note = partial(bar.set_postfix_str, refresh=False)
+            task: Any = SimpleNamespace(advance=bar.update, note=note)
+            yield task
 
 
 class Writer:

@@ -19,12 +19,12 @@ from prismlm.cli.output import (
     sanitize,
     say,
     shorten,
+    spinner,
     stdout_console,
     table,
     token_text,
     warning,
 )
-from prismlm.cli.progress import spinner
 from prismlm.corpus.chat import Messages, question_of
 from prismlm.errors import InputError
 from prismlm.explain.attribution import Passage, Sources

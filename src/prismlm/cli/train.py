@@ -12,9 +12,7 @@ import typer
 from prismlm.cli import options as opt
 from prismlm.cli import output
 from prismlm.cli.options import argument, flag, option
-from prismlm.cli.progress import ConsoleReporter
 from prismlm.errors import InputError
-from prismlm.progress import SILENT
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -59,11 +57,11 @@ def train(
 def _train(recipe: Recipe, *, resume: bool, as_json: bool) -> None:
     from prismlm.training import train as run
 
-    if not opt.is_first_process():
+    if not output.is_first_process():
         run(recipe, resume=resume)
         return
     warn = partial(typer.echo, err=True)
-    result = run(recipe, resume=resume, progress=ConsoleReporter(), on_warning=warn)
+    result = run(recipe, resume=resume, progress=output.progress(), on_warning=warn)
     output.show(result.to_dict(), as_json, _trained(result, recipe.corpus))
 
 
@@ -76,7 +74,7 @@ def _search(recipe: Recipe, *, resume: bool, as_json: bool) -> None:
         which = f"trial {trial.trial} of {recipe.search.trials}"
         typer.echo(f"{which} ({_values(trial)}): {outcome}", err=True)
 
-    result = search(recipe, resume=resume, progress=ConsoleReporter(), on_trial=announce)
+    result = search(recipe, resume=resume, progress=output.progress(), on_trial=announce)
     failed, ranked = sum(trial.ce is None for trial in result.trials), result.ranked
     summary = f"{len(result.trials)} trials, {failed} failed · CE on held-out text, mean of seeds"
     parts: list[Any] = [output.heading(str(result.directory)), summary]
@@ -167,10 +165,8 @@ def attach(
     options = opt.fill(training.AttachOptions, locals(), **parts)
     if dry_run:
         return output.show_cost(training.estimate_attach(model, corpus, options), as_json)
-    first = opt.is_first_process()
-    progress = ConsoleReporter() if first else SILENT
-    result = training.attach(model, corpus, out, options, progress=progress)
-    if first:
+    result = training.attach(model, corpus, out, options, progress=output.progress())
+    if output.is_first_process():
         output.show(result.to_dict(), as_json, _attached(result))
 
 

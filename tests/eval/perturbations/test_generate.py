@@ -6,7 +6,7 @@ import pytest
 from prismlm.errors import InputError
 from prismlm.eval.perturbations import generate
 from prismlm.eval.robustness import INTERVENTIONS, SLICES
-from tests.helpers.pair_texts import write_texts
+from tests.helpers.eval_data import write_texts
 
 
 @pytest.fixture(scope="module")

@@ -5,7 +5,7 @@ import pytest
 import prismlm
 from prismlm.lens.labels.catalogue import Catalogue
 from prismlm.lens.labels.write import write_columns
-from tests.helpers.named_lens import named_model
+from tests.helpers.lens_files import named_model
 
 
 @pytest.fixture(scope="module")

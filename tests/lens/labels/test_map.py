@@ -9,7 +9,7 @@ import prismlm
 from prismlm.errors import InputError
 from prismlm.lens.labels.map import laid_out, map_lens, regions
 from prismlm.lens.labels.write import write_columns
-from tests.helpers.named_lens import named_model
+from tests.helpers.lens_files import named_model
 
 
 def test_too_few_prototypes_for_a_map_are_refused():

@@ -15,7 +15,7 @@ from prismlm.models.presets import build_config, build_model
 from prismlm.ops import prototype_head as ops
 from prismlm.ops.prototype_head import fitted
 from tests.helpers import forked
-from tests.helpers.feedback_families import attach_drawn, build
+from tests.helpers.small_models import attach_drawn, build
 
 SIZES = {"hidden_size": 32, "dropout": 0.0, "num_hidden_layers": 2}
 BLOCKS = {

@@ -14,9 +14,9 @@ from prismlm.errors import InputError
 from prismlm.interventions.channels import MaskRead, MaskWrite, Reinitialise, intervene
 from prismlm.probes.channels import effects
 from prismlm.probes.channels.activations import Activations
-from tests.helpers.metaspace import metaspace
 from tests.helpers.mixer_models import PLACE as PLANTED
 from tests.helpers.mixer_models import make_model, planted_model, tokens, words_by_tokens
+from tests.helpers.small_tokenizers import metaspace
 from tests.probes.conftest import LENGTH, read_alone
 
 

@@ -17,7 +17,7 @@ from prismlm.probes.heads.attention import (
     stratified_rank_test,
 )
 from prismlm.probes.results import Table
-from tests.helpers.head_models import make_batch, make_gpt2, make_signal_noise, random_rows
+from tests.helpers.small_models import make_batch, make_gpt2, make_signal_noise, random_rows
 
 
 def flat(figures):

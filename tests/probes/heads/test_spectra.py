@@ -11,8 +11,13 @@ from prismlm.errors import InputError
 from prismlm.ops.signal_noise_attention import attention_weights
 from prismlm.probes.heads import spectra
 from prismlm.probes.heads.attention import head_uses
-from tests.helpers.feedback_families import attach_drawn
-from tests.helpers.head_models import make_batch, make_gpt2, make_signal_noise, random_rows
+from tests.helpers.small_models import (
+    attach_drawn,
+    make_batch,
+    make_gpt2,
+    make_signal_noise,
+    random_rows,
+)
 
 
 def test_hand_computed():

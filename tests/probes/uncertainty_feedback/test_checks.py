@@ -17,8 +17,8 @@ from prismlm.probes.uncertainty_feedback import (
 )
 from prismlm.probes.uncertainty_feedback.signal import own_codes, permute_codes
 from prismlm.statistics import Interval
-from tests.helpers import feedback_models as fed
-from tests.helpers.feedback_families import V, attach_drawn, build
+from tests.helpers import small_models as fed
+from tests.helpers.small_models import V, attach_drawn, build
 
 TEXTS = fed.random_texts(12, 7, 12, 9, 12)
 

@@ -7,7 +7,7 @@ import torch
 from prismlm.probes.uncertainty_feedback import internals
 from prismlm.probes.uncertainty_feedback.signal import own_codes
 from prismlm.statistics import Interval, spearman
-from tests.helpers import feedback_models as fed
+from tests.helpers import small_models as fed
 
 
 @torch.no_grad()

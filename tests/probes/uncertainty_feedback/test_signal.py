@@ -5,7 +5,7 @@ import torch
 
 from prismlm.ops.uncertainty_feedback import naive, quantise
 from prismlm.probes.uncertainty_feedback.signal import own_codes, permute_codes, recursion
-from tests.helpers.feedback_models import LEVELS, make_fed_gpt2, make_fed_protot, random_texts
+from tests.helpers.small_models import LEVELS, make_fed_gpt2, make_fed_protot, random_texts
 
 TEXTS = random_texts(9, 5, 9, 7)
 

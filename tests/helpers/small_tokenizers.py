@@ -1,21 +1,29 @@
-"""A tiny Llama whose tokenizer puts ``<s>`` before a text, with a chat template, head and lens."""
+"""Tokenizers that put <s> before a text or spell spaces as SentencePiece does, and a model."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import torch
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import (
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from prismlm.corpus import build_corpus, sample_path
+from prismlm.corpus import build_corpus
 from prismlm.lens.build import IndexOptions, index
 from tests.helpers.mixer_models import save_with_head
+from tests.helpers.records import sample_starts
 
 SPECIAL = ["<unk>", "<s>", "</s>", "<|im_start|>", "<|im_end|>"]
 CHATML = (
@@ -33,9 +41,7 @@ WINDOW = 48
 
 def texts(count: int) -> list[dict[str, Any]]:
     """Return the starts of some documents of the bundled sample."""
-    table = pq.read_table(sample_path())
-    rows = table.take(list(range(0, len(table), len(table) // count))).to_pylist()
-    return [row | {"text": row["text"][:600]} for row in rows]
+    return sample_starts(count, 600).to_pylist()
 
 
 def begun_tokenizer(kind: str = "bytes") -> PreTrainedTokenizerFast:
@@ -77,7 +83,7 @@ def begun_model(directory: Path) -> Path:
         initializer_range=0.3,
     )  # fmt: skip
     save_with_head(LlamaForCausalLM(config).eval(), tokenizer, place)
-    pq.write_table(pa.Table.from_pylist(texts(40)), directory / "texts.parquet")
+    pq.write_table(sample_starts(40, 600), directory / "texts.parquet")
     corpus = build_corpus(directory / "texts.parquet", directory / "corpus", tokenizer=place)
     index(place, corpus, "own", IndexOptions(contexts=4, window=WINDOW, stride=WINDOW // 2))
     return place
@@ -98,3 +104,22 @@ def reading(model: torch.nn.Module) -> Iterator[list[list[int]]]:
         yield rows
     finally:
         handle.remove()
+
+
+def metaspace(texts: Sequence[str], *, legacy: bool = False) -> PreTrainedTokenizerFast:
+    """Train one on some words; a legacy one puts a space even before a text that has one."""
+    tokenizer = Tokenizer(models.BPE(unk_token="<unk>"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+    tokenizer.decoder = decoders.Metaspace()
+    special = ["<unk>", "</s>"]
+    tokenizer.train_from_iterator(
+        list(texts) * 50, trainers.BpeTrainer(special_tokens=special, show_progress=False)
+    )
+    if legacy:
+        tokenizer.normalizer = normalizers.Sequence(
+            [normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")]
+        )
+        tokenizer.pre_tokenizer = None
+        strip = decoders.Strip(" ", 1, 0)
+        tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse(), strip])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, unk_token="<unk>", eos_token="</s>")
