@@ -357,8 +357,9 @@ class StoredArray:
         start, stop, _ = rows.indices(self._rows)
         number = start // self._per_block
         blocks = self._blocks(range(number, -(-stop // self._per_block)))
+        whole = np.frombuffer(b"".join(block.data for block in blocks), self.dtype)
         first = number * self._per_block
-        return np.frombuffer(b"".join(blocks), self.dtype)[start - first : max(start, stop) - first]
+        return whole[start - first : max(start, stop) - first]
 
     def take(self, rows: np.ndarray) -> np.ndarray:
         """Return copies of elements, in the order of ``rows``, int64 [m]."""
