@@ -117,7 +117,8 @@ def time_recipe(
         tokens = prepared.model.config.vocab_size
         prepared.model.vocabulary = vocabulary_sample(recipe, prepared.corpus, tokens)
         turns = Turns(compiled)
-        trainer = PrismTrainer(prepared, Path(directory), [turns])
+        trainer = PrismTrainer(prepared, Path(directory))
+        trainer.add_callback(turns)
         generator = torch.Generator().manual_seed(0)
         initialise_prototypes(prepared.model, prepared.rows, generator)
         trainer.train()
