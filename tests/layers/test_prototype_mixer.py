@@ -135,6 +135,20 @@ def test_sizes_of_the_source():
     assert frozen == {"read_projection.weight", "log_read_temperature", "convolution.weight"}
 
 
+@pytest.mark.parametrize("name", SWITCHES)
+def test_padding_and_packing_change_nothing(name):
+    """Two sequences of one row, with padding, equal each of them alone."""
+    layer, x = mixer(**SWITCHES[name]).double(), torch.randn(1, 20, WIDTH, dtype=torch.float64)
+    mask, starts = torch.ones(1, 20, dtype=torch.bool), torch.zeros(1, 20, dtype=torch.bool)
+    mask[0, [0, 1, 4, 8, 15, 19]], starts[0, 9] = False, True
+    got = layer(x, mask=mask, starts=starts, return_evidence=True)
+    alone = [layer(x[:, at][mask[:, at]][None]) for at in (slice(9), slice(9, 20))]
+    torch.testing.assert_close(got.output[mask], torch.cat([part.output[0] for part in alone]))
+    torch.testing.assert_close(got.state, alone[1].state)
+    assert not got.output[~mask].any()
+    assert not got.evidence.write[~mask].any()
+
+
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     ("settings", "words"),
@@ -233,12 +247,13 @@ def test_a_convolution_mixes_a_token_with_the_last_ones_of_its_sequence(
         torch.testing.assert_close(list(kept[b]), expected)
 
 
-def test_a_convolution_over_padding_by_hand():
+def test_a_convolution_without_and_with_padding_by_hand():
     layer = CausalConvolution(1, 2)
     with torch.no_grad():
         layer.weight.copy_(torch.tensor([[1.0], [10.0]]))
     x = torch.tensor([[[9.0], [1.0], [9.0], [2.0], [9.0]]])
     mask = torch.tensor([[False, True, False, True, False]])
     out, kept = layer(x, mask=mask)
+    assert layer(x)[0].flatten().tolist() == [9.0, 91.0, 19.0, 92.0, 29.0]
     assert out[mask].flatten().tolist() == [1.0, 12.0]
     assert kept.flatten().tolist() == [2.0]

@@ -60,8 +60,9 @@ def outputs_and_gradients(form, z, prototypes, k, mask=None):
     routing = form.route(z, prototypes, k, scale, mask)
     rebuilt = form.reconstruct(routing, prototypes)
     weights = torch.linspace(0.5, 1.5, k, dtype=z.dtype)
-    loss = (routing.activations * weights).sum() + ops.residual(z, rebuilt, mask)
-    loss = loss + ops.prototype_pull(routing) + ops.point_pull(routing, mask)
+    loss = ((routing.activations + routing.cosines.square()) * weights).sum()
+    loss = loss + ops.residual(z, rebuilt, mask) + ops.prototype_pull(routing)
+    loss = loss + ops.point_pull(routing, mask)
     (loss + (naive if form is naive else ops).diversity(prototypes)).backward()
     return routing, rebuilt, (z.grad, prototypes.grad, scale.grad)
 

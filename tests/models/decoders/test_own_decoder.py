@@ -374,9 +374,10 @@ def test_a_setting_by_its_former_name():
 
 def test_initial_weights():
     settings = {"hidden_size": 96, "num_hidden_layers": 8, "initializer_range": 0.05}
-    mlp = own_model("source", **settings).model.layers[3].mlp
-    assert mlp.up_proj.weight.std().item() == pytest.approx(0.05, rel=0.03)
-    assert mlp.down_proj.weight.std().item() == pytest.approx(0.05 / 4, rel=0.03)
+    block = own_model("untied", **settings).model.layers[3]
+    assert block.mlp.up_proj.weight.std().item() == pytest.approx(0.05, rel=0.03)
+    for output in (block.mlp.down_proj, block.attention.output_projection):
+        assert output.weight.std().item() == pytest.approx(0.05 / 4, rel=0.03)
 
 
 def test_a_cache_has_one_unrotated_tensor_per_head(signal_noise):
@@ -440,10 +441,11 @@ def test_the_eager_implementation_is_the_same(pads):
 
 
 def test_noise_weights_out_of_range(signal_noise):
-    before = signal_noise.model.noise_weight.clone()
+    decoder = copy.deepcopy(signal_noise)
+    before = decoder.model.noise_weight.clone()
     for weight in (-0.1, math.nan, torch.tensor([0.1, 0.2])):
         with pytest.raises(InputError, match=r"λ is .* one number from 0 to 1"):
-            signal_noise.set_noise_weight(weight)
-    assert torch.equal(signal_noise.model.noise_weight, before)
-    signal_noise.set_noise_weight(torch.tensor(0.5))
-    assert signal_noise.model.noise_weight == 0.5
+            decoder.set_noise_weight(weight)
+    assert torch.equal(decoder.model.noise_weight, before)
+    decoder.set_noise_weight(torch.tensor(0.5))
+    assert decoder.model.noise_weight == 0.5
