@@ -71,7 +71,7 @@ def test_inputs_are_never_replaced_or_written_into(tmp_path):
             with pytest.raises(InputError, match="is read by this command: give another name"):
                 check_outputs(same, inputs=(None, "no such lens", source), overwrite=True)
         with pytest.raises(InputError, match="is to be written twice"):
-            check_outputs(same, notes, overwrite=True)
+            check_outputs(same, None, notes, overwrite=True)
     with pytest.raises(InputError, match="is read by this command: give another directory"):
         check_outputs(directory=link, inputs=(model,), overwrite=True)
     check_outputs(model / "page.html", directory=model / "plots", inputs=(model,))

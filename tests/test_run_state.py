@@ -55,7 +55,7 @@ def test_temporary_files_of_a_killed_process_are_removed(tmp_path):
 
 def test_changed_settings_are_listed():
     check_same("it was begun with another recipe", {"a": 1}, {"a": 1}, "")
-    changes = r"it was begun otherwise \(a: 1 → 3; b: 2 → not set; c: not set → 4\). Remove it.$"
+    changes = r"^it was begun otherwise \(a: 1 → 3; b: 2 → not set; c: not set → 4\)\. Remove it\.$"
     with pytest.raises(InputError, match=changes):
         check_same("it was begun otherwise", {"a": 1, "b": 2}, {"a": 3, "c": 4}, "Remove it.")
 

@@ -120,7 +120,7 @@ def test_shards_in_any_order_give_the_same_bytes(build, whole, tmp_path, codes, 
 
 def test_contexts_and_documents_by_many_workers(build, whole, monkeypatch):
     """They are those of one; a table of more documents has several files, read as one."""
-    one = whole(contexts=100)
+    one, in_ranges = whole(contexts=100), whole(**RANGES)
     monkeypatch.setattr(assembly, "PROTOTYPES_OF_A_JOB", 5)
     assert_same_lens(build(contexts=100), one)
     monkeypatch.setattr(assembly, "DOCUMENTS_OF_A_JOB", 40)
@@ -129,9 +129,10 @@ def test_contexts_and_documents_by_many_workers(build, whole, monkeypatch):
     cells = [Cells(lens, read_meta(lens).cells) for lens in (one, several)]
     assert len([*several.glob("cell-documents-*.parquet")]) == 3
     assert cells[0].documents.take(np.arange(90)) == cells[1].documents.take(np.arange(90))
-    files = LensFiles(several)
-    files.read_meta()
-    files.check()
+    for lens in (several, in_ranges):
+        files = LensFiles(lens)
+        files.read_meta()
+        files.check()
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 from dataclasses import replace
+from operator import attrgetter
 from pathlib import Path
 from unittest.mock import Mock, patch
 
@@ -198,15 +199,16 @@ def test_a_lens_that_is_rebuilt_is_noticed(tiny_model, address, s3, monkeypatch,
 
 
 def test_a_file_that_is_cut_or_damaged(tiny_model, address, s3):
-    for name, damage, problem in (
-        (layout.INDEX_FILE, lambda data: b"?" + data[1:], "is damaged or of another lens"),
-        (layout.CELLS_FILE, lambda data: data[:-1] + b"?", "is damaged or of another lens"),
-        (layout.CELL_KEYS_FILE, lambda data: b"?" + data[1:], "is damaged"),
-        (layout.CELLS_FILE, lambda data: data[:-7], "has .* bytes.* until the store lists all"),
+    index, other = attrgetter("index"), "is damaged or of another lens"
+    for read, name, damage, problem in (
+        (inspect_lens, layout.CELLS_FILE, lambda data: data[:-1] + b"?", other),
+        (index, layout.INDEX_FILE, lambda data: b"?" + data[1:], other),
+        (index, layout.CELL_KEYS_FILE, lambda data: b"?" + data[1:], "is damaged"),
+        (index, layout.CELLS_FILE, lambda data: data[:-7], "has .* bytes.* the store lists all"),
     ):
         change(s3, address, name, damage)
         with pytest.raises(FormatError, match=rf"{address}/{name} {problem}"):
-            inspect_lens(prismlm.load(tiny_model, lens=address).lens)
+            read(prismlm.load(tiny_model, lens=address).lens)
 
 
 def test_ranges_are_read_through_a_bounded_cache(lm, in_memory, copies, monkeypatch):
