@@ -161,15 +161,16 @@ def test_every_run_starts_from_the_same_weights(models):
     assert not torch.equal(fresh[embedding], before[embedding])
 
 
-def test_a_learnable_task_is_learned(models, tmp_path):
+@pytest.mark.parametrize(("family", "seeds"), [("llama", [0, 1]), ("protot", [0])])
+def test_a_learnable_task_is_learned(models, tmp_path, family, seeds):
     options = glue.GlueOptions(data=write_toy(tmp_path), learning_rate=5e-3, warmup=0.1)
     out = tmp_path / "out"
-    result = glue.run_glue(models["llama"], out, options, ["sst2"], [0, 1], from_scratch=True)
+    result = glue.run_glue(models[family], out, options, ["sst2"], seeds, from_scratch=True)
     assert result == json.loads((out / "glue.json").read_text())
     (row,) = result["tasks"]
     assert row["constant"] == {"accuracy": 0.5}
     for arm in ("fine_tuned", "from_scratch"):
-        assert row[arm]["seeds"] == [0, 1]
+        assert row[arm]["seeds"] == seeds
         assert row[arm]["mean"]["accuracy"] > 0.9
     assert row["fine_tuned"]["low"] <= row["fine_tuned"]["mean"]["accuracy"]
     assert (row["train"], row["measured"]) == ({"rows": 128}, {"rows": 32})

@@ -91,7 +91,7 @@ def log_p(model, tokenizer, start, text):
 
 
 @pytest.mark.parametrize("chat", [False, True])
-def test_a_local_judge_gives_the_most_probable_answer(ordinary, chat):
+def test_a_local_judge_gives_the_most_probable_answer(ordinary, chat, tmp_path):
     judge = judging.LocalJudge(ordinary[0])
     model, tokenizer = read_checkpoint(ordinary[0])
     if chat:
@@ -108,7 +108,10 @@ def test_a_local_judge_gives_the_most_probable_answer(ordinary, chat):
     with pytest.raises(InputError, match="the model reads 1024: give shorter prompts"):
         judge.answers(judging.Pair("word " * 1000, "a", "b"))
     # Random weights cannot judge.
-    assert chat or not judging.examine(judge, PROMPTS)["usable"]
+    if not chat:
+        result = judging.run_judging(unique_names(ordinary), PROMPTS[:9], SETTINGS, tmp_path, judge)
+        assert (result["judge"]["source"], result["judge"]["usable"]) == ("a", False)
+        assert not result["ratings"]["readable"]
 
 
 # -- the examination

@@ -243,9 +243,12 @@ def test_every_kind_of_routing_is_clamped(models, pairs, kind, routing):
         assert part["clamped"]["pooled"].value == pytest.approx(1 - js / base)
     # "ZQ" has nothing in common with its original.
     assert [part["unaligned"] for part in result["slices"]] == [0, 0, 0, 1]
-    # A text's own routing changes nothing.
+    # A text's own routing changes nothing, and another's does.
     _, decoder, tokenizer = model
-    (text,) = robustness.encode(decoder, tokenizer, ["The river carries letters in a box."])
-    before = last_logits(decoder, [text])
-    with robustness.routing_of(decoder)[1](text, list(range(len(text)))):
+    texts = ["The river carries letters in a box.", "The council forgets letters in a box."]
+    text, other = robustness.encode(decoder, tokenizer, texts)
+    before, clamp = last_logits(decoder, [text]), robustness.routing_of(decoder)[1]
+    with clamp(text, list(range(len(text)))):
         assert torch.allclose(last_logits(decoder, [text]), before, atol=1e-5)
+    with clamp(other, list(range(len(text)))):
+        assert (last_logits(decoder, [text]) - before).abs().max() > 1e-2

@@ -45,6 +45,8 @@ def test_examples_are_divided(texts):
     split = sup.split_examples(texts, 3)
     assert [len(part) for part in split] == [8, 4, 4]
     assert sorted(split.find + split.choose + split.report) == sorted(texts)
+    with pytest.raises(InputError, match="there are 7 examples"):
+        sup.split_examples(texts[:7], 0)
 
 
 def test_a_phrase_is_found_in_any_case_and_spacing():

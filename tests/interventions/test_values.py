@@ -216,6 +216,7 @@ def test_half_precision_is_edited_in_float32_and_rounded_once():
         (lambda: apply(STATE, Scale(1.5, 2.0)), "no prototype 1.5"),
         (lambda: apply(STATE, Group(1.0, category="law")), "no lens"),
         (lambda: apply(STATE, "Ablate"), "not an edit"),
+        (lambda: apply(STATE, Ablate(0), only="residual"), "no prototypes to edit"),
         (lambda: Scale(0, -0.1), "0 or more"),
         (lambda: Clamp(0, 0.0), "use Ablate"),
         (lambda: Group(-1.2, category="law"), r"−1 \(taken out\) to 1"),
