@@ -4,6 +4,7 @@ import hashlib
 import json
 from http.cookies import SimpleCookie
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -71,7 +72,8 @@ def test_no_request_is_the_servers_fault(named):
 
 def keyless(served, path, method="GET", **headers):
     """Ask without the key."""
-    return served.ask(method, path, headers={"Authorization": ""} | headers)
+    with patch.object(served, "headers", {}):
+        return served.ask(method, path, headers=headers)
 
 
 def bearer(key):

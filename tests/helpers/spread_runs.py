@@ -67,7 +67,7 @@ def with_values(settings, changes):
     """Return settings of a recipe with other values, by dotted key."""
     settings = deepcopy(settings)
     for key, value in changes.items():
-        set_value(settings, key, value, "a test")
+        set_value(settings, key, deepcopy(value), "a test")
     return settings
 
 

@@ -8,15 +8,16 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from transformers import Trainer
+from transformers import AutoModelForCausalLM, Trainer
 
 from prismlm.corpus import Corpus
 from prismlm.errors import InputError, Interrupted
 from prismlm.models.presets import build_config, build_model
+from prismlm.models.sidecar import load_sidecar
 from prismlm.training import build_recipe, setup, train
 from prismlm.training.evaluation import unigram_ce, verdict
 from prismlm.training.setup import chosen_documents, prepare
-from prismlm.training.trainer import PrismTrainer, training_arguments
+from prismlm.training.trainer import PrismTrainer, latest_checkpoint, training_arguments
 from tests.helpers.interrupted import InterruptAfter
 from tests.helpers.spread_runs import with_values
 from tests.helpers.tiny_head import VOCABULARY
@@ -125,6 +126,14 @@ def test_logged_parts_are_averages_that_add_up_and_rise_from_the_initialisation(
     assert scales[16:] == [1.0] * 14
     assert "residual" not in rows[4]
     assert rows[4]["loss"] == pytest.approx(rows[4]["ce"])
+
+
+def test_a_checkpoint_has_the_weights_of_the_model_in_memory(trained):
+    _, trainer = trained
+    saved = AutoModelForCausalLM.from_pretrained(latest_checkpoint(trainer.checkpoints))
+    torch.testing.assert_close(saved.state_dict(), trainer.model.model.state_dict(), rtol=0, atol=0)
+    head = load_sidecar(latest_checkpoint(trainer.checkpoints), saved).head
+    assert torch.equal(head.prototypes, trainer.model.prototype_head.prototypes)
 
 
 def test_bf16_autocast_trains_close_to_float32(trained, tmp_path):
