@@ -216,7 +216,7 @@ def test_a_model_beside_itself(lm):
     assert {item["difference"] for item in items} == {0}
     assert sum(item["a"] for item in items) + rest["a"] == pytest.approx(1)
     expected = support_of([lm.explain(text.text)[:-1].support for text in TEXTS[:2]])
-    assert texts["support"] == {"a": expected, "b": expected}
+    assert texts["support"]["a"] == texts["support"]["b"] == expected
 
 
 def test_another_model_on_the_same_texts(lm, tiny_model):

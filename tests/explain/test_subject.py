@@ -37,6 +37,8 @@ def test_documents_that_carry_far_less_than_others_are_not_worth_showing():
     # With a question, those with 5 % of it that are half as much about it as the first.
     about = Known(d0=0.4, d1=0.1, d2=0.5, d3=0.2, d4=1)
     assert shown(5, about) == "d0d3d4"
+    # The text of one that carries too little is not read.
+    assert shown(5, Known(d0=0.4, d1=0.1, d3=0.2, d4=1)) == "d0d3d4"
     # If the first is not about it, those that are at all.
     assert shown(5, Known(**about.parts | {"d0": 0, "d3": 0})) == "d0d1d4"
     # Of the others, those first that are about more of the question.

@@ -95,6 +95,7 @@ def worth_showing(
     ``fill`` others follow, those first that are about most of the question.
     """
 
+    @cache
     def about(place: int) -> float:
         return subject.about(passages[place], read=place < READ) if subject else 0.0
 
@@ -107,6 +108,8 @@ def worth_showing(
         return about(place) >= ALIKE * about(0) and about(place) > 0
 
     places = range(len(passages))
-    first = [place for place in places if place == 0 or worth(place)]
-    others = sorted(set(places) - set(first), key=lambda place: (-about(place), place))
-    return [passages[place] for place in [*first, *(others if fill else [])][:limit]]
+    shown = [place for place in places if place == 0 or worth(place)]
+    if fill:
+        others = set(places) - set(shown)
+        shown += sorted(others, key=lambda place: (-about(place), place))
+    return [passages[place] for place in shown[:limit]]
