@@ -199,6 +199,9 @@ def test_documents_that_carry_far_less_are_printed_on_request(prism, chatty, lm)
         found = shown[shown.index("Documents behind it") :].split("\n\n")[0]
         expected = len({one.doc_id for one in documents})
         assert len(re.findall(r"^ *<?\d+%  ", found, re.M)) == expected
+        flat = re.sub(r"[][\s]", "", found)
+        for one in documents:
+            assert re.sub(r"[][\s]", "", one.around.token + one.around.after[:20]) in flat
         note = "Others carry less or name less of the question: --passages"
         assert (note in shown) == (not options)
 

@@ -13,6 +13,7 @@ from prismlm.lens.labels.contexts import (
     SUBJECTS,
     Namer,
     Text,
+    kind_rates,
     sample_places,
     subject_words,
 )
@@ -165,6 +166,12 @@ def test_shares_are_those_of_the_places_and_order_words_by_how_much_they_tell(te
         scores = np.where(count >= 2, share * np.log(share / base), 0.0)
     listed = labels[cell].description.partition("Comes next: ")[2]
     assert words[int(np.argmax(scores))] in listed.partition("%")[0].lower()
+
+
+def test_rates_of_a_kind_are_those_of_the_places_of_each_cell(text, every):
+    cells, joined = np.unique(every.cell), text.joined(every.position)
+    expected = [joined[every.cell == cell].mean() for cell in cells]
+    np.testing.assert_allclose(kind_rates(text, every)["piece"][cells], expected)
 
 
 def test_a_word_that_continues_is_split_where_the_prototype_is(text, places, labels):
