@@ -301,7 +301,8 @@ def test_the_second_stage_as_a_step_of_any_number_of_tasks(part, whole, monkeypa
     def run_apart(step, count, **_):
         assert len(pickle.dumps(step)) < 2000  # without what was read of the parts
         second = isinstance(step, assembly.Assembly)
-        for number in range(count := 2 if second else count):
+        count = 2 if second else count
+        for number in range(count):
             pickle.loads(pickle.dumps(step))(None, number, count)
         if second:
             assert step.finished()

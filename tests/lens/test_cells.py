@@ -120,7 +120,8 @@ def test_coded_states_and_their_cosines(name, width, count, tmp_path):
     """Product quantisation stores the nearest center of each part, learned from few states too."""
     states = random_states(count, width)
     codes = Int8Codes() if name == "int8" else learn_codes(tmp_path, name, states)
-    coded = np.empty(len(states := states[:40]), record_type(cells_format(width, 7, 9, name)))
+    states = states[:40]
+    coded = np.empty(len(states), record_type(cells_format(width, 7, 9, name)))
     codes.put(states, coded)
     if name == "int8":
         by_hand = coded["scale"].astype(np.float64)[:, None] * coded["code"] / 127
