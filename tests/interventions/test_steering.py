@@ -201,24 +201,6 @@ def test_effects_equal_those_of_the_edited_model(lm, leading):
         assert effect["difference"] == pytest.approx(effect["edit"] - effect["control"])
 
 
-def test_a_clamp_fixes_the_logit_of_the_cards_first_token(lm):
-    weight, bank = lm.model.get_output_embeddings().weight.detach(), lm.head.prototypes.detach()
-    z = torch.randn(20, lm.head.width, generator=torch.Generator().manual_seed(1))
-    logits = z @ weight.T
-    evidence = logits.max(-1).values - logits.mean(-1)
-    cards = lm.lens.prototypes["top_tokens"].to_pylist()
-    largest = [token_alone(lm.tokenizer, token) for token in (weight @ bank.T).argmax(0).tolist()]
-    # Prototypes whose card does not begin with the token of the largest logit.
-    differ = [i for i, card in enumerate(cards) if card[0] != largest[i]]
-    assert len(differ) > 20
-    for prototype in differ[:5]:
-        ((token, *_),) = signature_ids(lm, [prototype])
-        clamp = plan_for(lm, [Clamp(prototype, 0.3)])
-        before = clamp.changes(z).before[:, 0] * (weight[token] @ bank[prototype])
-        moved = ((clamp.apply(z) - z) @ weight.T)[:, token]
-        torch.testing.assert_close(before + moved, 0.3 * evidence)
-
-
 # -- cost
 
 
