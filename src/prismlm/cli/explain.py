@@ -51,7 +51,7 @@ def explain(
     method: opt.Method = "evidence",
     where: opt.Where = None,
     top: Annotated[int, option("K", "Prototypes per row of --tokens.", min=0)] = 3,
-    documents: Annotated[int, option("N", "Maximum number of documents.", min=0)] = 5,
+    documents: Annotated[int, option("N", "Most documents, or passages, to print.", min=0)] = 5,
     passages: Annotated[bool, flag("--passages", "List passages, with small shares too.")] = False,
     against: Annotated[int, option("N", "Passages where another token came next.", min=0)] = 0,
     tokens: Tokens = None,
