@@ -342,10 +342,14 @@ def test_the_same_command_after_a_kill(part, whole, engine):
     driver.start()
     assert driver.pid is not None
     wait_for(lambda: list(Parts(part.lens, 4).path.glob("part-*")))
-    name = "ray::Worker" if engine == "ray" else "spawn_main"
-    started = psutil.Process(driver.pid).children(recursive=True)
-    workers = [one for one in started if any(name in word for word in one.cmdline())]
-    assert len(workers) == 2
+    name, workers = "ray::Worker" if engine == "ray" else "spawn_main", list[psutil.Process]()
+
+    def both_work():
+        started = psutil.Process(driver.pid).children(recursive=True)
+        workers[:] = [one for one in started if any(name in word for word in one.cmdline())]
+        return len(workers) == 2
+
+    wait_for(both_work)
     os.kill(driver.pid, signal.SIGKILL)
     driver.join(120)
     wait_for(lambda: not any(one.is_running() for one in workers), 30)
