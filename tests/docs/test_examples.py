@@ -2,6 +2,7 @@
 
 import ast
 import contextlib
+import io
 import json
 import pkgutil
 import re
@@ -170,3 +171,7 @@ def test_the_example_is_what_the_command_prints(tmp_path):
     # Wherever lines break on this terminal.
     flat = " ".join(" ".join(printed).split())
     assert " ".join(" ".join(wanted).split()) in flat
+    code = re.findall(r"```python\n(.*?)```", text, re.DOTALL)[0]
+    with contextlib.chdir(tmp_path), contextlib.redirect_stdout(io.StringIO()) as said:
+        exec(code, {})
+    assert said.getvalue().splitlines() == re.findall(r"^# (.*)$", code, re.MULTILINE)
