@@ -7,7 +7,7 @@
     python -m benchmarks.render prototype_mixer
 
 Texts are Parquet files with ``text`` and ``domain``; each gives documents drawn by a seed up to
-``MOST`` characters, so that no set outweighs the others. Every model sees the same rows in the
+``--most`` characters, so that no set outweighs the others. Every model sees the same rows in the
 same order, once, and has the same number of parameters beside its embeddings within 2 %. Each is
 trained at the rate of least perplexity among short runs. A part that was stopped resumes. Runs of
 another length than ``STEPS`` are written to a folder ``steps_N``. The models stay in ``--work``.
@@ -70,11 +70,12 @@ def main() -> None:
         __doc__, PARTS, work="four-models", out=RESULTS / "prototype_mixer" / "four_models"
     )
     parser.add_argument("--texts", type=Path, help="for `corpus`: a directory of Parquet files")
+    parser.add_argument("--most", type=int, default=MOST, help="characters of a file")
     parser.add_argument("--steps", type=int, default=STEPS, help="of a long run")
     parser.add_argument("--only", nargs="*", choices=list(MODELS), default=list(MODELS))
     args = parser.parse_args()
     if args.part == "corpus":
-        build_mixed_corpus(args.texts, args.corpus)
+        build_mixed_corpus(args.texts, args.corpus, args.most)
         return
     short = args.part == "rates"
     folder = "" if short or args.steps == STEPS else f"steps_{args.steps}"
@@ -90,7 +91,7 @@ def main() -> None:
             measure(run, settings, args.work / folder / name, result, keep=not short)
 
 
-def build_mixed_corpus(texts: Path, out: Path) -> None:
+def build_mixed_corpus(texts: Path, out: Path, most: int = MOST) -> None:
     """Write a corpus of documents drawn from every file of a directory."""
     drawn = out.with_name(f"{out.name}-texts")
     drawn.mkdir(exist_ok=True)
@@ -99,10 +100,10 @@ def build_mixed_corpus(texts: Path, out: Path) -> None:
         order = np.random.default_rng(0).permutation(len(table))
         # PyArrow's functions are made while it is imported, and unknown to a type checker.
         sizes = getattr(pc, "utf8_length")(table["text"]).to_numpy()[order]  # noqa: B009
-        chosen = np.sort(order[np.cumsum(sizes) <= MOST])
+        chosen = np.sort(order[np.cumsum(sizes) <= most])
         with atomic_file(drawn / path.name) as temporary:
             pq.write_table(table.take(chosen), temporary)
-    build_corpus(drawn, out, vocab_size=VOCABULARY, heldout_fraction=HELD_OUT)
+    build_corpus(drawn, out, vocab_size=VOCABULARY, heldout_fraction=HELD_OUT, skip_bad_rows=True)
     shutil.rmtree(drawn)
 
 
