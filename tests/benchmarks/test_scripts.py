@@ -15,8 +15,8 @@ from benchmarks.prototype_mixer import four_models, tables
 from benchmarks.prototype_mixer import measure as mixers
 from benchmarks.robustness import still_true
 from benchmarks.shared.options import RESULTS
+from benchmarks.signal_noise_attention import longer, read
 from benchmarks.signal_noise_attention import measure as attention
-from benchmarks.signal_noise_attention import read
 from benchmarks.uncertainty_feedback import measure as feedback
 from prismlm.files import read_json, write_json
 from prismlm.training import build_recipe, load_recipe, train
@@ -99,6 +99,17 @@ def test_signal_noise_attention_is_trained_and_read(tiny_corpus, tmp_path, monke
     pair = [found[f"ratio-pi-{seed}"] for seed in (0, 1)]
     assert pair[0]["spectra"]["rates"] == pair[1]["spectra"]["rates"]
     assert pair[0]["untrained"]["rates"] != pair[1]["untrained"]["rates"]
+    # The longer runs are read the same way, and drawn.
+    monkeypatch.setattr(longer, "LAYER", 0)
+    models = [work / name for name in ("ratio-pi-0", "gpt-2-0", "ratio-pi-1")]
+    run(longer, tiny_corpus, *models, "--images", tmp_path, "--out", tmp_path / "longer")
+    drawn = {path.name for path in tmp_path.glob("*.png")}
+    assert drawn == {"prism-training.png", "prism-maps.png", "prism-roles.png"}
+    again = read_json(tmp_path / "longer" / "prism.json")
+    assert (again["ce"], again["spectra"]["rates"]) == (own["ce"], pair[0]["spectra"]["rates"])
+    assert [point["step"] for point in again["curve"]] == [10]
+    rates = read_json(tmp_path / "longer" / "rates.json")
+    assert rates["ratio-pi-1"]["ce"] == own["ce"]
 
 
 def test_every_run_of_feedback_is_a_recipe_and_another_one():

@@ -65,4 +65,4 @@ def save_maps(maps: Sequence[AttentionMap], path: Path | str) -> None:
     figure = maps_figure(maps)
     with output_file(path) as temporary, warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        figure.savefig(temporary, format="png", dpi=130)
+        figure.savefig(temporary, format="png", dpi=130, bbox_inches="tight")
