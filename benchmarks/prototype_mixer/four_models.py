@@ -4,12 +4,14 @@
     python -m benchmarks.prototype_mixer.four_models corpus-mixed rates --only llama
     python -m benchmarks.prototype_mixer.four_models corpus-mixed train --only llama
     python -m benchmarks.prototype_mixer.four_models corpus-mixed train --only llama --steps 1500
+    python -m benchmarks.prototype_mixer.four_models corpus-mixed long --only llama
     python -m benchmarks.render prototype_mixer
 
 Texts are Parquet files with ``text`` and ``domain``; each gives documents drawn by a seed up to
 ``--most`` characters, so that no set outweighs the others. Every model sees the same rows in the
 same order, once, and has the same number of parameters beside its embeddings within 2 %. Each is
-trained at the rate of least perplexity among short runs. A part that was stopped resumes. Runs of
+trained at the rate of least perplexity among short runs; `long` trains it at three rates, weight
+decay sparing embeddings and prototypes (A.4). A part that was stopped resumes. Runs of
 another length than ``STEPS`` are written to a folder ``steps_N``. The models stay in ``--work``.
 """
 
@@ -29,7 +31,7 @@ from benchmarks.shared.options import RESULTS, training_options
 from prismlm.corpus import build_corpus
 from prismlm.files import atomic_file
 
-PARTS = ["corpus", "rates", "train"]
+PARTS = ["corpus", "rates", "train", "long"]
 MOST, VOCABULARY, HELD_OUT = 9_000_000, 8192, 0.02
 LENGTH = 256
 SHORT, STEPS = 300, 11_000
@@ -62,6 +64,13 @@ RATES = {
     "mamba2": (1.9e-3, 3.8e-3, 7.6e-3, 1.52e-2, 3.04e-2),
     "deltanet": (1.7e-3, 3.4e-3, 6.8e-3, 1.36e-2),
 }
+# Of long runs: the source's (A.2) and two more.
+LONG_RATES = {
+    "protot": (2e-3, 4e-3, 8e-3),
+    "llama": (0.8e-3, 1.6e-3, 3.2e-3),
+    "mamba2": (3.8e-3, 7.6e-3, 1.52e-2),
+    "deltanet": (3.4e-3, 6.8e-3, 1.36e-2),
+}
 
 
 def main() -> None:
@@ -73,19 +82,25 @@ def main() -> None:
     parser.add_argument("--most", type=int, default=MOST, help="characters of a file")
     parser.add_argument("--steps", type=int, default=STEPS, help="of a long run")
     parser.add_argument("--only", nargs="*", choices=list(MODELS), default=list(MODELS))
+    parser.add_argument("--rate", type=float, help="of a long run, in place of the three")
     args = parser.parse_args()
     if args.part == "corpus":
         build_mixed_corpus(args.texts, args.corpus, args.most)
         return
-    short = args.part == "rates"
-    folder = "" if short or args.steps == STEPS else f"steps_{args.steps}"
+    short, long = args.part == "rates", args.part == "long"
+    folder = "long" if long else "" if short or args.steps == STEPS else f"steps_{args.steps}"
     torch.set_num_threads(args.threads)
     for model in args.only:
-        rates = RATES[model] if short else (best_rate(args.out, model),)
+        if long:
+            rates = (args.rate,) if args.rate else LONG_RATES[model]
+        else:
+            rates = RATES[model] if short else (best_rate(args.out, model),)
         for rate in rates:
-            name = f"{model}-{rate:g}" if short else model
+            name = f"{model}-{rate:g}" if short or long else model
             lasting = (SHORT, 0.1) if short else (args.steps, WARMUP)
             settings = recipe_of(model, rate, *lasting, args.corpus) | {"seed": args.seed}
+            if long:
+                del settings["optimizer"]["weight_decay_exempt"]
             run = {"model": model, "rate": rate, "steps": settings["steps"]}
             result = args.out / folder / f"{name}.json"
             measure(run, settings, args.work / folder / name, result, keep=not short)
