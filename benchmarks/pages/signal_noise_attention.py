@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections import defaultdict
 from collections.abc import Callable
@@ -19,6 +20,7 @@ AGAINST = (*("ratio 3", "ratio 22/7", "golden ratio", *RATIOS), *("λ = 0", "λ 
 EQUAL = ("R = 4", "R = 2, untied")
 REACH = "distance_beyond_self"
 SOURCE_TOKENS = 20_000 * 32 * 512
+POSITIONS = 8 * 256  # of a step of the longer runs
 COLUMNS = (("CPU", "float32"), ("GPU", "float32"), ("GPU", "bfloat16"))
 
 
@@ -45,6 +47,7 @@ def figures(read: Callable[..., Any]) -> dict[str, Any]:
         "roles": {name: _roles(models[name]) for name in (DEFAULT, "GPT-2")},
         "gains": {part: _gain(models[DEFAULT], part) for part in ("spectra", "untrained")},
         **_compared(models),
+        "longer": _longer(read),
         "times": {part: _times(timings, part) for part in RATIOS_OF},
         "environments": [one["parts"]["attention"]["environment"] for one in timings.values()],
     }
@@ -60,6 +63,41 @@ def _losses(runs: list[Row]) -> list[tuple[str, list[Row], Difference | None]]:
     intervals = differences([(ce[name], ce[other]) for name, other in pairs.items()])
     apart = dict(zip(pairs, intervals, strict=True))
     return [(name, list(trained[name].values()), apart.get(name)) for name in (DEFAULT, *pairs)]
+
+
+def _longer(read: Callable[..., Any]) -> dict[str, Any] | None:
+    """Return the runs of ten million parameters, and what their heads do; None without them."""
+    if read("signal_noise_longer/prism.json", optional=True) is None:
+        return None
+    own, gpt2 = (read(f"signal_noise_longer/{name}.json") for name in ("prism", "gpt-2"))
+    best = own["shown"]["roles"]
+    roles: list[list[str]] = []
+    for one, other in zip(own["roles"]["roles"], gpt2["roles"]["roles"], strict=True):
+        head = best[one["role"]]
+        found = [str(n) for row in (one, other) for n in (row["found"], row["untrained"])]
+        shown = f"layer {head['layer']} · signal head {head['group_head']}"
+        roles.append([one["role"], shown, f"{head['lift']:.2f}", f"{head['q']:.2g}", *found])
+    compared = {row["measure"]: row for row in own["heads"]["comparison"]}
+    config = own["settings"]["model"]
+    gradients = {
+        name: [point["grad_norm"] for point in run["curve"][len(run["curve"]) // 2 :]]
+        for name, run in (("own", own), ("gpt2", gpt2))
+    }
+    return {
+        "own": own,
+        "gpt2": gpt2,
+        "rates": read("signal_noise_longer/rates.json"),
+        "share": own["settings"]["steps"] * POSITIONS / SOURCE_TOKENS,
+        "roles": roles,
+        "found": sum(row["found"] for row in own["roles"]["roles"]),
+        "untrained": sum(row["untrained"] for row in own["roles"]["roles"]),
+        "reach": [compared[REACH][f"{group}_median"] for group in ("signal", "noise")],
+        "uniform": own["heads"]["uniform"][REACH],
+        "entropy": _entropy([{"heads": {"uses": own["heads"]}}]),
+        "gradients": {name: statistics.median(lengths) for name, lengths in gradients.items()},
+        # ω = base^(−2i/p), and the bases are ρ² apart.
+        "slowest": math.pi ** (-4 * (config["head_size"] // 2 - 1) / config["head_size"]),
+    }
 
 
 def _reach(models: Models) -> list[list[str]]:
