@@ -25,17 +25,21 @@ import numpy as np
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import torch
+import torch.nn.functional as F
 
 from benchmarks.prototype_mixer.measure import Settings, measure, padded_recipe
 from benchmarks.shared.options import RESULTS, training_options
-from prismlm.corpus import build_corpus
-from prismlm.files import atomic_file
+from prismlm.corpus import Corpus, build_corpus
+from prismlm.files import atomic_file, read_json, write_json
+from prismlm.models.checkpoint import read_checkpoint
+from prismlm.training.evaluation import HeldOut
 
 PARTS = ["corpus", "rates", "train", "long"]
 MOST, VOCABULARY, HELD_OUT = 9_000_000, 8192, 0.02
 LENGTH = 256
 SHORT, STEPS = 300, 11_000
 """Steps of a short run, and of a long one: 20 million tokens beside the padding."""
+HALF = 200_000  # tokens of a half of the held-out documents
 WARMUP = 0.02  # of a long run's steps, as the source's
 MODELS: dict[str, Settings] = {
     "protot": {"preset": "protot", "num_hidden_layers": 8, "intermediate_size": 728},
@@ -104,6 +108,9 @@ def main() -> None:
             run = {"model": model, "rate": rate, "steps": settings["steps"]}
             result = args.out / folder / f"{name}.json"
             measure(run, settings, args.work / folder / name, result, keep=not short)
+            if long and "halves" not in (row := read_json(result)):
+                found = on_halves(args.work / folder / name, Corpus.open(args.corpus))
+                write_json(result, row | {"halves": found})
 
 
 def build_mixed_corpus(texts: Path, out: Path, most: int = MOST) -> None:
@@ -120,6 +127,25 @@ def build_mixed_corpus(texts: Path, out: Path, most: int = MOST) -> None:
             pq.write_table(table.take(chosen), temporary)
     build_corpus(drawn, out, vocab_size=VOCABULARY, heldout_fraction=HELD_OUT, skip_bad_rows=True)
     shutil.rmtree(drawn)
+
+
+@torch.no_grad()
+def on_halves(directory: Path, corpus: Corpus) -> dict[str, float]:
+    """Return a model's losses on two halves of the held-out documents.
+
+    A rate is chosen by one and reported by the other.
+    """
+    model, _ = read_checkpoint(directory)
+    heldout, losses = corpus.split("heldout"), dict[str, float]()
+    for name, left_out in (("choice", heldout[::2]), ("report", heldout[1::2])):
+        total, count = 0.0, 0
+        for batch in HeldOut(corpus.without(left_out), LENGTH, 0).batches(HALF):
+            ids, mask, scored = batch.scored_on(model.device)
+            logits = model(input_ids=ids, attention_mask=mask).logits[:, :-1][scored]
+            total += F.cross_entropy(logits.float(), ids[:, 1:][scored], reduction="sum").item()
+            count += len(logits)
+        losses[name] = total / count
+    return losses
 
 
 def best_rate(results: Path, model: str) -> float:

@@ -60,6 +60,21 @@ def test_a_run_goes_on_where_it_was_cut(tiny_corpus, tmp_path, monkeypatch, caps
     assert read_json(llama)["resumed"]
 
 
+def test_a_rate_is_chosen_and_reported_on_other_documents(tiny_corpus, tmp_path, monkeypatch, run):
+    monkeypatch.setitem(four_models.MODELS, "llama", {"preset": "llama-tiny"})
+    monkeypatch.setattr(mixers, "POSITIONS", 1024)
+    words = [tiny_corpus, "long", "--only", "llama", "--steps", 6, "--rate", 1e-3]
+    words += ["--work", tmp_path / "work", "--out", tmp_path / "out"]
+    run(four_models, *words)
+    row = read_json(tmp_path / "out" / "long" / "llama-0.001.json")
+    # Weight decay spares embeddings, unless a recipe says otherwise.
+    assert "weight_decay_exempt" not in row["settings"]["optimizer"]
+    halves = row["halves"]
+    assert halves["choice"] != halves["report"]
+    # All held-out text is in one half or the other.
+    assert min(halves.values()) < row["ce"] < max(halves.values())
+
+
 def test_every_row_of_the_source_is_another_model_at_several_rates(tiny_corpus, tmp_path):
     rows = tables.ablations(tiny_corpus)
     named = {name for entries in tables.SOURCE["ablations"].values() for name, _, _ in entries}
