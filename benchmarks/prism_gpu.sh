@@ -4,7 +4,8 @@
 #   bash benchmarks/prism_gpu.sh OUT_DIR CORPUS [default|source|plain …] [--tiny]
 #
 # Recipes: recipes/gpt2-small-gpu/100m-*.yaml. All three if none is named, in turn, as far as LIMIT
-# seconds go (510): name one a call. Writes OUT_DIR/prism_gpu.json, anew after each, and prism_gpu.log.
+# seconds go (510): name one a call. Writes OUT_DIR/prism_gpu.json, anew after each, and prism_gpu.log;
+# with RECIPES and RESULT other recipes and another file, such as those of recipes/gpt2-10m/.
 # A run that is cut leaves a checkpoint in WORK (OUT_DIR/work), and the next call with the same WORK goes
 # on from there; where nothing but small files survives a call, a run has to end in one. Models trained
 # before stay in the JSON: a call begins with docs/results/prism_gpu.json if there is one, so copy each
@@ -29,6 +30,7 @@ export GIT_COMMIT=${GIT_COMMIT:-$(git rev-parse --short HEAD 2>/dev/null || true
 : "${GIT_COMMIT:?name the commit that is run: GIT_COMMIT=… bash benchmarks/prism_gpu.sh}"
 export PYTHONPATH=src${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
 names=() changes=() work=${WORK:-$out/work} limit=${LIMIT:-510}
+recipes=${RECIPES:-recipes/gpt2-small-gpu/100m} result=${RESULT:-prism_gpu.json}
 for word; do
     if [ "$word" = --tiny ]; then
         changes=(model.n_embd=32 model.n_layer=2 model.n_head=2 data.length=32 batch_size=4 steps=12
@@ -41,7 +43,7 @@ for word; do
 done
 [ ${#names[@]} -gt 0 ] || names=(default source plain)
 mkdir -p "$out" "$work"
-[ -e "$out/prism_gpu.json" ] || cp docs/results/prism_gpu.json "$out" 2>/dev/null || true
+[ -e "$out/$result" ] || cp "docs/results/$result" "$out" 2>/dev/null || true
 if [ -f "$corpus" ]; then
     [ -d "$work/corpus" ] || { mkdir "$work/corpus.new" && tar -C "$work/corpus.new" -xf "$corpus"; }
     [ -d "$work/corpus" ] || mv "$work/corpus.new" "$work/corpus"
@@ -51,11 +53,12 @@ status=0
 for name in "${names[@]}"; do
     model=$work/$name left=$((limit - SECONDS)) began=$SECONDS code=0
     [ "$left" -gt 0 ] || { echo "$name: no time left, call again" && status=1 && continue; }
-    grep -qs final_ce "$model/training.jsonl" || timeout -k 25 "$left" python3 -m prismlm train "recipes/gpt2-small-gpu/100m-$name.yaml" --resume \
-        "--set=corpus=$corpus" "--set=out=$model" "${changes[@]}" >>"$out/prism_gpu.log" 2>&1 </dev/null ||
-        code=$?
+    grep -qs final_ce "$model/training.jsonl" ||
+        timeout -k 25 "$left" python3 -m prismlm train "$recipes-$name.yaml" --resume \
+            "--set=corpus=$corpus" "--set=out=$model" "${changes[@]}" >>"$out/prism_gpu.log" 2>&1 \
+            </dev/null || code=$?
     [ ! -e "$model/training.jsonl" ] ||
-        python3 -m benchmarks.prototype_head.gpu_curves "$out" "$name" "$model" $((SECONDS - began))
+        python3 -m benchmarks.prototype_head.gpu_curves "$out/$result" "$name" "$model" $((SECONDS - began))
     case $code in
     0) echo "$name: done" ;;
     124 | 130 | 137 | 143) status=1 && echo "$name: cut, call again" ;;

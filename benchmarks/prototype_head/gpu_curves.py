@@ -1,6 +1,6 @@
-"""Add a run of ``prism_gpu.sh`` to OUT/prism_gpu.json: its held-out cross-entropies so far.
+"""Add a run of ``prism_gpu.sh`` to a JSON file: its held-out cross-entropies so far.
 
-    python -m benchmarks.prototype_head.gpu_curves OUT NAME MODEL SECONDS
+    python -m benchmarks.prototype_head.gpu_curves FILE NAME MODEL SECONDS
 
 A run of several calls has the seconds of each. Runs on another corpus or of another length go.
 """
@@ -19,10 +19,10 @@ from prismlm.files import read_json, write_json
 def main() -> None:
     """Add what one call gave."""
     parser = script_options(__doc__)
-    for name, kind in {"out": Path, "name": str, "model": Path, "seconds": int}.items():
+    for name, kind in {"file": Path, "name": str, "model": Path, "seconds": int}.items():
         parser.add_argument(name, type=kind)
     args = parser.parse_args()
-    path, now = args.out / "prism_gpu.json", measured(args.model)
+    path, now = args.file, measured(args.model)
     before = read_json(path)["models"] if path.is_file() else {}
     models = {n: m for n, m in before.items() if all(m[k] == now[k] for k in ("corpus", "tokens"))}
     calls = models.get(args.name, {"calls": []})["calls"]

@@ -181,7 +181,7 @@ def test_curves_of_a_gpu_are_gathered_from_several_calls(tiny_corpus, tmp_path, 
         model = tmp_path / "work" / name
         changes = [*TINY, f"corpus={tiny_corpus}", f"out={model}"]
         train(load_recipe(ROOT / f"recipes/gpt2-small-gpu/100m-{name}.yaml", changes))
-        run(gpu_curves, tmp_path, name, model, 3)
+        run(gpu_curves, tmp_path / "prism_gpu.json", name, model, 3)
     models = read_json(tmp_path / "prism_gpu.json")["models"]
     for row in models.values():
         assert [point["tokens"] for point in row["curve"]] == [256, 512]
@@ -189,13 +189,18 @@ def test_curves_of_a_gpu_are_gathered_from_several_calls(tiny_corpus, tmp_path, 
     # No gradient of the default head reaches the model.
     default, source, plain = ([p["ce"] for p in row["curve"]] for row in models.values())
     assert default == plain != source
+    for name in ("default", "source"):
+        changes = [*TINY, f"corpus={tiny_corpus}", f"out={tmp_path / 'work' / f'10m-{name}'}"]
+        trained = train(load_recipe(ROOT / f"recipes/gpt2-10m/50m-{name}.yaml", changes))
+        run(gpu_curves, tmp_path / "prism_10m.json", name, trained.directory, 3)
     page = render.page("prototype_head", tmp_path)
     assert "## GPT-2 small on a GPU" in page
+    assert "## GPT-2 of 10 M parameters" in page
     assert "Not trained to the end yet" not in page
     # A run that was cut.
     history = model / "training.jsonl"
     history.write_text("".join(history.read_text().splitlines(keepends=True)[:-1]))
-    run(gpu_curves, tmp_path, "plain", model, 2)
+    run(gpu_curves, tmp_path / "prism_gpu.json", "plain", model, 2)
     cut = read_json(tmp_path / "prism_gpu.json")["models"]["plain"]
     assert [call["seconds"] for call in cut["calls"]] == [3, 2]
     assert "Not trained to the end yet: plain." in render.page("prototype_head", tmp_path)
