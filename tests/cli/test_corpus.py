@@ -46,6 +46,7 @@ def test_the_last_part_writes_the_corpus(prism, document, refused, texts, tmp_pa
     build = ("corpus", "build", texts, "--out", tmp_path / "out", *tokenizer)
     first = document(*build, "--shard", "2/2")
     assert first == {"corpus": None, "shards": 2, "done": [2], "left": [1]}
+    assert "leave out --vocab-size" in refused(*build, "--vocab-size", 300)
     assert "parts: 2 → 3" in refused(*build, "--shard", "1/3")
     last = document(*build, "--shard", "1/2")
     assert last["fingerprint"] == whole["fingerprint"]

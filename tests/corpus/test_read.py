@@ -128,6 +128,7 @@ def test_odd_but_valid_inputs_are_read_unchanged(tmp_path):
         ("t.json", "[1]", "t.json:1 holds a JSON int"),
         ("t.json", '{"text": "a"} {', "is not valid JSON"),
         ("t.csv", "", "there is no column 'text'"),
+        ("t.csv", "text,id,text\na,1,b\n", "t.csv: several columns are named 'text'"),
         ("t.csv", 'text\n"a', "t.csv cannot be read (unexpected end of data). If it is damaged"),
         ("t.csv", "id,text\na,Hello, world\n", "t.csv:1 has more values than the header"),
         ("t.csv", "text\nK\udce4se", "byte 0xe4 in position 6"),
@@ -366,6 +367,9 @@ def test_data_files(folder, stream, tmp_path, monkeypatch):
     relative = stream("relative", inputs=dataset)
     assert texts(relative) == [row["body"] for row in ROWS[300:600] if row["body"]]
     assert relative.meta["read"]["dataset"]["data_files"] == ["train-1.parquet"]
+    # Without files, datasets would read all of its kind in the current directory.
+    with pytest.raises(InputError, match="--data-files"):
+        stream("format", inputs=HubDataset("parquet"))
 
 
 @pytest.mark.parametrize(

@@ -124,11 +124,13 @@ def test_out_is_never_overwritten_nor_resumed_with_another_recipe(settings):
         train(build_recipe(settings), resume=True)
 
 
-def test_the_estimate_measures_and_writes_nothing(settings):
+@pytest.mark.parametrize("enabled", [True, False])
+def test_the_estimate_measures_and_writes_nothing(settings, enabled):
+    settings["head"]["enabled"] = enabled
     recipe = build_recipe(settings | {"steps": 1000})
     expected = estimate(recipe)
     figures, each = expected.figures, expected.figures["seconds_per_step"]
-    counts = {"steps": 1000, "tokens": 1000 * 4 * 32, "head_parameters": 48 * 32 + 1}
+    counts = {"steps": 1000, "tokens": 1000 * 4 * 32, "head_parameters": (48 * 32 + 1) * enabled}
     assert figures | counts == figures
     assert 0 < each < 5
     assert expected.seconds == pytest.approx(1000 * each)

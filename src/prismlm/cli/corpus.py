@@ -22,6 +22,7 @@ INPUTS_HELP = (
     "or [bold]sample[/bold], the bundled sample."
 )
 Column = Annotated[str | None, option("NAME", "Its column.")]
+VocabSize = Annotated[int | None, option("N", "Vocabulary of the trained tokenizer (8192).")]
 Heldout = Annotated[float, option("SHARE", "Held-out share of documents without a split.")]
 SplitColumn = Annotated[str | None, option("NAME", "Has train, heldout, test; '' for none.")]
 LANGUAGE_HELP = "Leave out texts in other languages, by py3langid."
@@ -47,7 +48,7 @@ def build(
     url_column: Column = None,
     split_column: SplitColumn = None,
     tokenizer: Annotated[str | None, option("DIR|NAME", "Use this one; train none.")] = None,
-    vocab_size: Annotated[int, option("N", "Vocabulary of the trained tokenizer.")] = 8192,
+    vocab_size: VocabSize = None,
     heldout: Heldout = 0.05,
     language: Annotated[str | None, option("CODE[,CODE…]", LANGUAGE_HELP)] = None,
     quality: Quality = False,
@@ -69,13 +70,15 @@ def build(
     from prismlm.corpus.part import CorpusPart
     from prismlm.parts import Parts
 
+    if tokenizer is not None:
+        opt.check_unused("the tokenizer has its vocabulary", vocab_size=vocab_size)
     paths = [sample_path() if name == "sample" else name for name in inputs or []]
     stream = _dataset(dataset, split, data_files)
     opt.check_one_of("files or directories, or a --dataset", stream, paths)
     names = (text_column, id_column, source_column, domain_column, license_column, title_column)
     number, count = opt.parse_shard(shard)
     opt.count_parts(parts, workers, engine, shard)
-    settings: dict[str, Any] = {"tokenizer": tokenizer, "vocab_size": vocab_size}
+    settings: dict[str, Any] = {"tokenizer": tokenizer, "vocab_size": vocab_size or 8192}
     settings |= {"columns": Columns(*names, url_column, split_column), "overwrite": overwrite}
     filters = Filters(tuple(opt.split_names(language) or ()), quality, remove_near_duplicates)
     settings |= {"heldout_fraction": heldout, "filters": filters, "skip_bad_rows": skip_bad_rows}

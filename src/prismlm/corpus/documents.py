@@ -105,6 +105,10 @@ class Columns:
                     f"{', '.join(known)}.{suggest(named, known)} Rename the {role} column or "
                     f"choose it by --{role}-column (in Python: Columns({role}=…))."
                 )
+        if twice := [name for name in columns.values() if [*available].count(name) > 1]:
+            raise InputError(
+                f"{where}: several columns are named {twice[0]!r}. Rename all but one."
+            )
         return columns
 
 

@@ -460,6 +460,12 @@ def _load(dataset: HubDataset) -> Any:
         ) from error
     path = Path(dataset.name)
     files = {"data_files": list(dataset.data_files)} if dataset.data_files else {}
+    if dataset.name in FORMATS and not files:
+        # datasets would read the current directory, even next to a directory of this name.
+        raise InputError(
+            f"{dataset.name!r} is a format: name files by --data-files (in Python: data_files), or "
+            f"a directory as ./{dataset.name}."
+        )
     try:
         if not files and not path.is_dir() and (reason := hub_error()):
             raise ConnectionError(reason)

@@ -271,11 +271,12 @@ def estimate(recipe: Recipe, *, resume: bool = False) -> Cost:
         checkpoint = sum(path.stat().st_size for path in files if path.is_file())
     per_step = statistics.median(after - before for before, after in pairwise(clock.times))
     recipe = with_steps(recipe, prepared.rows)
-    parameters = sum(p.numel() for p in prepared.model.parameters())
-    head = sum(p.numel() for p in prepared.model.prototype_head.parameters())
+    model = prepared.model
+    parameters = sum(p.numel() for p in model.model.parameters())
+    head = sum(p.numel() for p in model.prototype_head.parameters()) * recipe.head.enabled
     checkpoints = min(recipe.checkpoint.keep, -(-recipe.steps // recipe.checkpoint.every))
     figures = {
-        "parameters": parameters - head,
+        "parameters": parameters,
         "head_parameters": head,
         "steps": recipe.steps,
         "seconds_per_step": per_step,
@@ -285,7 +286,7 @@ def estimate(recipe: Recipe, *, resume: bool = False) -> Cost:
     return Cost(
         per_step * recipe.steps,
         peak_memory(device_of(recipe)),
-        checkpoints * checkpoint + 4 * parameters,
+        checkpoints * checkpoint + 4 * (parameters + head),
         figures,
         basis=f"Measured on {MEASURED_STEPS} real steps.",
     )
