@@ -70,8 +70,7 @@ def build(
     from prismlm.corpus.part import CorpusPart
     from prismlm.parts import Parts
 
-    if tokenizer is not None:
-        opt.check_unused("the tokenizer has its vocabulary", vocab_size=vocab_size)
+    opt.check_unused("this is for a tokenizer to train", vocab_size=tokenizer and vocab_size)
     paths = [sample_path() if name == "sample" else name for name in inputs or []]
     stream = _dataset(dataset, split, data_files)
     opt.check_one_of("files or directories, or a --dataset", stream, paths)
