@@ -13,6 +13,7 @@ import prismlm
 from prismlm.cli.output import say
 from prismlm.cli.trace import PrintOptions, explain_and_print, shares_of
 from prismlm.corpus.chat import as_chat
+from prismlm.corpus.encode import encode_text
 from prismlm.explain.attribution import Share, Sources
 from prismlm.explain.subject import worth_showing
 from prismlm.probes.results import as_json
@@ -291,13 +292,15 @@ def test_a_question_in_another_language(printed, chatty):
     assert SUPPORT.search(shown) or "The model wrote nothing" in shown
 
 
-def test_an_empty_answer(lm, capsys, monkeypatch):
-    end = torch.tensor([[lm.tokenizer.eos_token_id]])
+@pytest.mark.parametrize("blanks", ["", "\n\n"])
+def test_an_empty_answer(blanks, lm, capsys, monkeypatch):
+    end = torch.tensor([[*encode_text(lm.tokenizer, blanks), lm.tokenizer.eos_token_id]])
     monkeypatch.setattr(lm.model, "generate", lambda inputs, **_: torch.cat([inputs, end], 1))
     trace = explain_and_print(lm, as_chat(QUESTION), PrintOptions("domain"), generate=5)
-    assert (trace.written, trace.answer) == (1, "")
+    assert (trace.written, trace.answer) == (end.shape[1], blanks)
     shown = capsys.readouterr().out
-    assert shown.startswith(f"{QUESTION}\n\nThe model wrote nothing: it ended the text at once.\n")
+    wrote = "nothing but blanks." if blanks else "nothing: it ended the text at once."
+    assert shown.startswith(f"{QUESTION}\n\nThe model wrote {wrote}\n")
     assert not SUPPORT.search(shown)
     assert "Documents behind it" not in shown
 

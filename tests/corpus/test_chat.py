@@ -11,7 +11,10 @@ from prismlm.errors import InputError
 from tests.helpers.chats import ANSWER, ANSWERED, ASKED, CHAT, QUESTION, SHARED, TEMPLATE
 from tests.helpers.records import write_jsonl
 
-PLAIN = "{% for m in messages %}<{{ m.role }}>{{ m['content'] + '\n' }}{% endfor %}"
+PLAIN = (
+    "{% for m in messages if m.role != 'system' %}<{{ m.role }}>{{ m['content'] + '\n' }}"
+    "{% endfor %}"
+)
 LISTS = (
     "{% for m in messages %}<{{ m.role }}>{% for p in m.content %}{{ p.text }}{% endfor %}"
     "\n{% endfor %}"
@@ -59,10 +62,11 @@ IMAGE = {"role": "user", "content": [HI, {"type": "image", "url": "x.png"}]}
         ([IMAGE], "number 0 is"),
         ([{"from": "human"}], "number 0 is .*expected a record with role"),
         ([WEATHER, CALLED], "the chat template of .* leaves 'get_weather' out"),
+        (as_chat("Why?", "Be brief."), "the chat template of .* leaves 'Be brief.' out"),
     ],
 )
 def test_bad_messages_are_refused(tokenizer, messages, error, tmp_path):
-    if messages == [WEATHER, CALLED]:
+    if " leaves " in error:
         tokenizer.chat_template = PLAIN
     with pytest.raises(InputError, match=error):
         chat_text(tokenizer, messages)

@@ -87,7 +87,8 @@ def explain_and_print(
     elif not streamed:
         writer.write(full.answer.strip(), end=True)
     if full.written and not full.answer.strip():
-        say(heading("The model wrote nothing: it ended the text at once."))
+        wrote = "nothing but blanks." if full.answer else "nothing: it ended the text at once."
+        say(heading(f"The model wrote {wrote}"))
     elif (full.written or full.first) and repeats_question(question, full.answer):
         note = "The answer repeats the question, so what follows is about the question's words."
         say(warning(note))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from decimal import Decimal
+from functools import partial
 from itertools import count
 from typing import TYPE_CHECKING, Any, cast
 
@@ -143,8 +145,13 @@ def _apply_template(
     Templates differ in how they expect text parts (joined, or a list) and a message that has only
     tool calls (without content, or with an empty one).
     """
-    apply: Any = tokenizer.apply_chat_template
     answered = messages[-1]["role"] == ASSISTANT
+    apply: Any = partial(
+        tokenizer.apply_chat_template,
+        tokenize=False,
+        add_generation_prompt=not answered,
+        continue_final_message=answered and continue_final,
+    )
     listed = [{k: v for k, v in m.items() if v is not None} for m in messages]
     joined = [m | {k: text_of(v) for k, v in m.items() if k == "content"} for m in listed]
     contents = [m["content"] for m in listed if isinstance(m.get("content"), list)]
@@ -154,12 +161,7 @@ def _apply_template(
     failure: InputError | None = None
     for form in (joined, [{"content": ""} | m for m in joined], listed):
         try:
-            text = apply(
-                form,
-                tokenize=False,
-                add_generation_prompt=not answered,
-                continue_final_message=answered and continue_final,
-            )
+            text = apply(form)
         except Exception as error:  # templates may raise anything
             failure = failure or InputError(
                 f"the chat template of {tokenizer.name_or_path} refuses the messages "
@@ -168,15 +170,28 @@ def _apply_template(
             )
             continue
         missing = next((part for part in parts if part.strip() not in text), None)
+        missing = missing or _left_out(apply, form, text)
         if missing is None:
             return check_text("the chat", text)
         failure = InputError(
             f"the chat template of {tokenizer.name_or_path} leaves {shown(missing)} out of its "
-            "text: it does not support tool calls, or content in parts. Use a model whose template "
-            "does, or leave these chats out."
+            "text: it does not support system messages, tool calls, or content in parts. Use a "
+            "model whose template does, or leave them out."
         )
     assert failure is not None
     raise failure
+
+
+def _left_out(apply: Any, messages: Sequence[Any], text: str) -> str | None:
+    """Return what a message says without which the text of a template would be the same."""
+    for number, message in enumerate(messages):
+        said = text_of(message.get("content"))
+        # Templates may shorten a message, such as an earlier answer by its thoughts.
+        if said.strip() not in text:
+            with suppress(Exception):  # templates may raise anything
+                if apply([*messages[:number], *messages[number + 1 :]]) == text:
+                    return said
+    return None
 
 
 def check_messages(messages: Messages, where: str = "the messages") -> None:
