@@ -11,6 +11,11 @@ import openai
 import prismlm
 from tests.helpers import forked
 
+HALF_A_REQUEST = (
+    b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer sesame\r\n"
+    b"Content-Type: application/json\r\nContent-Length: 99\r\n\r\n{"
+)
+
 
 @contextmanager
 def served(*arguments):
@@ -22,7 +27,9 @@ def served(*arguments):
             time.sleep(0.05)
         yield errors.read_text().splitlines()
         process.send_signal(2)
-        assert process.communicate(timeout=20)[1].endswith("stopped\n")
+        end = process.communicate(timeout=20)[1]
+        assert end.endswith("stopped\n")
+        assert "Traceback" not in end
         assert process.returncode == 0
     finally:
         process.kill()
@@ -35,9 +42,17 @@ def test_serve(tiny_model):
         with openai.OpenAI(base_url=address, api_key="sesame", timeout=60) as client:
             answer = client.completions.create(model="tiny", prompt="The drug", max_tokens=3)
         assert answer.prismlm["documents"]
+        # A request that never ends is cut off by Ctrl-C.
+        unfinished = socket.create_connection(("127.0.0.1", client.base_url.port))
+        unfinished.sendall(HALF_A_REQUEST)
         # The explorer and its routes have a key of their own.
         page = lines[1].removeprefix("Explore it at ")
         root = page.partition("?")[0]
+        # An error of the API has its form beside the explorer too.
+        with httpx.Client(headers={"Authorization": "Bearer sesame"}) as client:
+            errors = client.get(f"{address}/nothing"), client.get(f"{address}/completions")
+        assert [error.status_code for error in errors] == [404, 405]
+        assert all(error.json()["error"]["message"] for error in errors)
         with httpx.Client(follow_redirects=True) as browser:
             assert browser.get(root).status_code == 401
             assert "<title>" in browser.get(page).text
@@ -50,6 +65,7 @@ def test_serve(tiny_model):
         # It shows the answers of the server, and uses the same API.
         assert shown["answer"] == answer.choices[0].text.strip()
         assert again["choices"][0]["text"] == answer.choices[0].text
+    unfinished.close()
 
 
 def test_explore_writes_under_a_controller(tiny_model, tmp_path):

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -78,6 +79,15 @@ def test_no_setting_changes_what_is_written_and_each_is_named(lm, ids_of, settin
         for name in settings:
             named = name not in UNSAID and (temperature > 0 or name not in SAMPLING)
             assert (f"{name}=" in said) == named
+
+
+def test_a_seed_draws_the_same_beside_other_threads(lm):
+    def write(seed):
+        return lm.generate(TEXT, tokens=40, temperature=1.5 * (seed > 0), seed=seed)
+
+    alone = [write(seed) for seed in range(4)]
+    with ThreadPoolExecutor(4) as threads:
+        assert list(threads.map(write, range(4))) == alone
 
 
 def test_it_is_said_wherever_the_answer_is_shown(with_file):

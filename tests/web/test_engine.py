@@ -52,6 +52,26 @@ def test_texts_are_written_while_the_event_loop_is_busy_and_in_one_after_another
     asyncio.run(engine.close())
 
 
+def test_texts_are_written_between_long_prompts(lm):
+    async def write():
+        ids = [lm.encode("The"), *[torch.full((1, 300), 50)] * 2]
+        texts = [Generation(lm, "", prompt, Sampling(4)) for prompt in ids]
+        for text in texts:
+            engine.submit(text)
+        for text in texts:
+            while await text.chunks.get() is not None:
+                pass
+
+    lengths, engine = [], Engine(lm, 4, 0)
+    hook = lm.model.register_forward_pre_hook(
+        lambda _, args, kwargs: lengths.append(kwargs["input_ids"].shape[1]), with_kwargs=True
+    )
+    asyncio.run(write())
+    hook.remove()
+    asyncio.run(engine.close())
+    assert lengths[1:5] == [300, 1, 300, 1]
+
+
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
 def test_texts_that_join_and_leave_get_the_states_they_get_alone(name):
     """Against a forward pass over each whole text, without cache or padding."""
@@ -140,4 +160,9 @@ def test_pieces_join_to_the_text_with_every_token_of_it(data, stop, tokens, text
     assert all("\ufffd" not in one.text for one in chunks[:-1])
     own = [one for one in writing.ids if one != END]
     assert LM.words(own) == text
-    assert [choice.token for one in chunks for choice in one.tokens] == own
+    choices = [choice for one in chunks for choice in one.tokens]
+    assert [choice.token for choice in choices] == own
+    # Each lies at the character that it begins or is a byte of.
+    assert [choice.offset for choice in choices] == [
+        len(bytes(own[:n]).decode(errors="ignore")) for n in range(len(own))
+    ]

@@ -14,6 +14,7 @@ from fastapi.testclient import TestClient
 
 import prismlm
 from prismlm.web import create_app
+from prismlm.web.guard import MAX_BODY_BYTES
 from tests.helpers.chats import ANSWER, CHAT, QUESTION
 from tests.helpers.running import slowed
 from tests.web.conftest import Served
@@ -66,8 +67,10 @@ def words_of(answer):
     (choice,) = answer.choices
     if hasattr(choice, "text"):
         logprobs = choice.logprobs
-        pairs = logprobs and zip(logprobs.tokens, logprobs.token_logprobs, strict=True)
-        return choice.text, list(pairs or ())
+        if logprobs is None:
+            return choice.text, []
+        words = zip(logprobs.text_offset, logprobs.tokens, strict=True)
+        return choice.text, list(zip(words, logprobs.token_logprobs, strict=True))
     message = getattr(choice, "delta", None) or choice.message
     tokens = choice.logprobs.content if choice.logprobs else ()
     return message.content or "", [(token.token, token.logprob) for token in tokens]
@@ -98,7 +101,7 @@ def test_a_stream_has_the_same_in_chunks(served, chat):
 
 
 def test_log_probabilities_are_the_models_own(served, lm):
-    answer = served.chat(ASKED, max_tokens=6, temperature=3, seed=4, logprobs=True, top_logprobs=3)
+    answer = served.chat(ASKED, max_tokens=6, temperature=3, seed=4, top_logprobs=3)
     ids = lm.tokens_of(ASKED, 6)
     for token in answer.choices[0].logprobs.content:
         with torch.no_grad():
@@ -212,6 +215,7 @@ ANSWERED = [*ASKED, {"role": "assistant", "content": LONG}]
         ("chat", {"n": 2}, UNSUPPORTED, "n", "n=2"),
         ("chat", {"tools": [TOOL]}, UNSUPPORTED, "tools", ""),
         ("chat", {"extra_body": {"top_k": 5}}, UNSUPPORTED, "top_k", ""),
+        ("complete", {"extra_body": {"temprature": 1}}, UNSUPPORTED, "temprature", "temprature=1"),
         ("chat", {"temperature": -1}, None, "temperature", ""),
         ("chat", {"messages": PICTURED}, None, "messages.0.content.str", "should be 'text'"),
         ("chat", {"extra_body": {"prismlm": {"by": "licence"}}}, None, "prismlm.bool", "'license'"),
@@ -219,6 +223,8 @@ ANSWERED = [*ASKED, {"role": "assistant", "content": LONG}]
         ("complete", {"prompt": ["a", "b"]}, None, "prompt.str", "at most 1"),
         ("complete", {"max_tokens": 5000}, TOO_LONG, "prompt", "5000 to generate"),
         ("attribute", {"messages": ANSWERED}, TOO_LONG, "messages", "shorten it"),
+        ("complete", {"prompt": "x" * 10**6}, TOO_LONG, "prompt", "more than 512 tokens"),
+        ("chat", {"messages": ASKED * 1000}, TOO_LONG, "messages", "more than 512"),
     ],
 )
 def test_what_is_not_served_is_refused_in_openais_form(served, method, options, code, param, words):
@@ -236,6 +242,7 @@ def test_errors_are_json_in_openais_form(served):
         ("POST", "/v1/completions", {"model": "tiny", "prompt": ""}, {}, 400),
         ("POST", "/v1/attributions", {"model": "tiny", "prompt": "a"}, {}, 400),
         ("POST", "/v1/completions", b"{}", {"Content-Type": "text/plain"}, 415),
+        ("POST", "/v1/completions", b" " * (MAX_BODY_BYTES + 1), {}, 413),
         ("GET", "/nothing", None, {}, 404),
     ):
         actual, _, text = served.ask(method, path, body, headers)

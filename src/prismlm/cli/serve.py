@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import secrets
 import socket
 from contextlib import closing
@@ -93,6 +94,7 @@ def serve(
     opt.require_packages(*SERVER_PACKAGES)
     from prismlm.explorer.session import Limits
     from prismlm.web import create_app
+    from prismlm.web.server import v1
 
     with closing(_listen(host, port)) as listener:
         lm = opt.open_model(model, lens, corpus, device, controller)
@@ -112,6 +114,7 @@ def serve(
         typer.echo(f"Serving {app.state.server.name} at {address}", err=True)
         if explorer:
             page, address = _explorer(lm, listener, host, app.state.server)
+            app.mount("/v1", v1(app.state.server))  # for errors of routes that it does not have
             app.mount("/", page)
             typer.echo(f"Explore it at {address}", err=True)
         typer.echo("Ctrl-C ends it.", err=True)
@@ -144,6 +147,8 @@ def _run(app: Any, listener: socket.socket) -> None:
 
     settings: dict[str, Any] = {"log_level": "warning", "access_log": False}
     config = uvicorn.Config(app, **settings, timeout_graceful_shutdown=SHUTDOWN_SECONDS)
+    # Errors have been logged; others are of requests that Ctrl-C cuts off.
+    logging.getLogger("uvicorn.error").addFilter(lambda record: not record.exc_info)
     try:
         uvicorn.Server(config).run(sockets=[listener])
     except KeyboardInterrupt:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -26,6 +28,7 @@ from prismlm.lens.lens import Lens
 from prismlm.models.seam import LogitMap
 
 MAX_SEED, MAX_NEW_TOKENS = 2**63 - 1, 2**31 - 1
+_drawing = threading.RLock()
 # Logits divided by a smaller temperature overflow float32.
 MIN_TEMPERATURE = 1e-6
 # Settings of a model's generation_config.json that a call sets itself or that change no token;
@@ -252,6 +255,14 @@ def check_embedded(
 
 
 @torch.no_grad()
+@contextmanager
+def _seeded(seed: int) -> Iterator[None]:
+    """Draw by a seed in the block, one thread at a time: all of them share torch's generator."""
+    with _drawing, torch.random.fork_rng():
+        torch.manual_seed(seed)
+        yield
+
+
 def write_after(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -292,8 +303,7 @@ def write_after(
             return torch.full((len(ids),), enough(ids), device=ids.device)
 
         options["stopping_criteria"] = StoppingCriteriaList([criterion])  # pyright: ignore
-    with torch.random.fork_rng():
-        torch.manual_seed(seed)
+    with _seeded(seed) if temperature else nullcontext():
         ids = model.generate(  # pyright: ignore[reportCallIssue]
             inputs=prompt,
             attention_mask=torch.ones_like(prompt) if mask is None else mask,

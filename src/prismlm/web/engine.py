@@ -8,6 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from inspect import signature
+from itertools import chain
 from typing import Any, TypeVar
 
 import torch
@@ -30,6 +31,8 @@ Read = tuple[Tensor, Tensor, Tensor]
 log = logging.getLogger("prismlm.web")
 # Tokens by which a full cache grows.
 SPARE_TOKENS = 64
+# Tokens of prompts after which no more join in one step: the texts being written wait meanwhile.
+JOINING_TOKENS = 256
 
 
 class Busy(Exception):
@@ -119,9 +122,11 @@ class Engine:
         while True:
             rows = [number for number, row in enumerate(self._running) if not row.finished]
             self._running = [self._running[number] for number in rows]
-            while self._queue and len(self._running) < self.batch_size:
+            tokens = 0
+            while self._queue and len(self._running) < self.batch_size and tokens < JOINING_TOKENS:
                 if not (generation := self._queue.popleft()).abandoned:
                     self._running.append(generation)
+                    tokens += generation.prompt.shape[1]
             if not self._running:
                 return
             try:
@@ -150,8 +155,8 @@ class Engine:
         batch.keep(rows)
         old, new = running[: len(rows)], running[len(rows) :]
         read = batch.step([row.ids[-1] for row in old]) if old else []
-        read += [batch.join(row.prompt) for row in new]
-        for generation, output in zip(running, read, strict=True):
+        joined = (batch.join(row.prompt) for row in new)  # after what is read of the old is sent
+        for generation, output in zip(running, chain(read, joined), strict=True):
             generation.sample(*output)
             if generation.finish_reason is not None:
                 generation.send(None)

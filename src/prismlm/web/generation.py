@@ -25,6 +25,7 @@ class TokenLogProbs(NamedTuple):
     """The model's own log-probability of a generated token, and those of the top tokens."""
 
     token: int
+    offset: int  # of its first character in the generated text
     log_probability: float
     alternatives: list[tuple[int, float]]
 
@@ -99,7 +100,8 @@ class Generation:
         if token in self._end_ids:
             self.finish_reason = "stop"
         elif settings.alternatives is not None:
-            self._log_probs.append(_log_probs(token, logits, settings.alternatives))
+            offset = len(self.text.rstrip(BROKEN))  # an incomplete character is of this one too
+            self._log_probs.append(_log_probs(token, offset, logits, settings.alternatives))
         self.text = self.lm.words(self.ids)
         stops = [at for stop in settings.stop if (at := self.text.find(stop)) >= 0]
         if stops:
@@ -172,8 +174,8 @@ def pick(logits: Tensor, sampling: Sampling, generator: torch.Generator) -> int:
     return int(torch.multinomial(scores.softmax(-1), 1, generator=generator))
 
 
-def _log_probs(token: int, logits: Tensor, alternatives: int) -> TokenLogProbs:
+def _log_probs(token: int, offset: int, logits: Tensor, alternatives: int) -> TokenLogProbs:
     log_probs = logits.log_softmax(-1)
     values, ids = log_probs.topk(min(alternatives, len(log_probs)))
     top = list(zip(ids.tolist(), values.tolist(), strict=True))
-    return TokenLogProbs(token, float(log_probs[token]), top)
+    return TokenLogProbs(token, offset, float(log_probs[token]), top)

@@ -22,6 +22,8 @@ from prismlm.web.engine import Busy
 from prismlm.web.protocol import RequestError
 
 log = logging.getLogger(__name__)
+# More than the texts that models read in one piece have, and the largest audit of the explorer.
+MAX_BODY_BYTES = 16 * 2**20
 
 
 class StrictJSON(JSONResponse):
@@ -52,7 +54,15 @@ def application(
             if scope["type"] != "http":
                 await inner(scope, receive, send)
                 return
-            started = False
+            started, received = False, 0
+
+            async def read() -> Message:
+                nonlocal received
+                message = await receive()
+                received += len(message.get("body", b""))
+                if received > MAX_BODY_BYTES:
+                    raise HTTPException(413, f"the body has more than {MAX_BODY_BYTES:,} bytes")
+                return message
 
             async def respond(message: Message) -> None:
                 nonlocal started
@@ -63,12 +73,12 @@ def application(
 
             try:
                 with no_panics():
-                    await (check(Request(scope)) or inner)(scope, receive, respond)
+                    await (check(Request(scope)) or inner)(scope, read, respond)
             except Exception as error:
+                if started or not isinstance(error, (RequestError, PrismError, Busy)):
+                    log.exception("a request failed")
                 if started:
                     raise
-                if not isinstance(error, (RequestError, PrismError, Busy)):
-                    log.exception("a request failed")
                 # Raised further, it would close a connection that a client may reuse.
                 await answer(error)(scope, receive, respond)
 

@@ -18,13 +18,17 @@ from prismlm.lens.opened_model import MIN_TEMPERATURE
 from prismlm.web.generation import Sampling, TokenLogProbs
 
 MAX_DOCUMENTS = 20
-# Unsupported parameters that would change an answer, with the values that change nothing.
+# Parameters that change no answer.
+NEUTRAL = {
+    "user", "safety_identifier", "metadata", "store", "service_tier", "prediction",
+    "prompt_cache_key", "prompt_cache_retention", "parallel_tool_calls",
+}  # fmt: skip
+# Parameters that would change an answer, with the values that change nothing.
 UNSUPPORTED: dict[str, tuple[Any, ...]] = {
-    "n": (1,), "best_of": (1,), "tools": ([],), "tool_choice": ("none", "auto"),
-    "functions": ([],), "function_call": ("none", "auto"), "response_format": ({"type": "text"},),
-    "modalities": (["text"],), "audio": (), "logit_bias": ({},), "frequency_penalty": (0,),
+    "n": (1,), "best_of": (1,), "tools": ([],), "tool_choice": ("none", "auto"), "functions": ([],),
+    "function_call": ("none", "auto"), "response_format": ({"type": "text"},), "suffix": ("",),
+    "modalities": (["text"],), "logit_bias": ({},), "frequency_penalty": (0,), "echo": (False,),
     "presence_penalty": (0,), "repetition_penalty": (1,), "top_k": (0, -1), "min_p": (0,),
-    "echo": (False,), "suffix": ("",),
 }  # fmt: skip
 Column = Literal["document", "source", "domain", "license"]
 
@@ -100,9 +104,9 @@ class GenerationRequest(ModelRequest):
 
     @model_validator(mode="after")
     def refuse_unsupported(self) -> Self:
-        """Raise RequestError for parameters that would change an answer."""
+        """Raise RequestError for parameters that would change an answer, or are unknown."""
         for name, value in (self.model_extra or {}).items():
-            if value is not None and value not in UNSUPPORTED.get(name, (value,)):
+            if not (value is None or name in NEUTRAL or value in UNSUPPORTED.get(name, ())):
                 raise RequestError(
                     f"{name}={shown(value)} is not supported by this server: leave it out.",
                     param=name,
@@ -146,7 +150,7 @@ class ChatRequest(GenerationRequest):
     @property
     def alternatives(self) -> int | None:
         """Number of top tokens to report with each; None for no log-probabilities."""
-        return (self.top_logprobs or 0) if self.logprobs else None
+        return (self.top_logprobs or 0) if self.logprobs or self.top_logprobs else None
 
 
 class CompletionRequest(GenerationRequest):
@@ -292,7 +296,7 @@ class ResponseFormat:
                 {self._text(other): value for other, value in token.alternatives}
                 for token in tokens
             ],
-            "text_offset": [sum(map(len, texts[:number])) for number in range(len(texts))],
+            "text_offset": [token.offset for token in tokens],
         }
 
     def _text(self, token: int) -> str:

@@ -131,6 +131,7 @@ class Server:
         self.answers: Recent[Answer] = Recent("answer", stored_answers)
         self.unfinished: WeakValueDictionary[str, Generation] = WeakValueDictionary()
         self.engine = Engine(lm, batch_size, max_waiting)
+        self._longest_token = max(map(len, lm.tokenizer.get_vocab()))
         self.metrics = Metrics(self.engine)
         # One attribution at a time; every generated answer gets one.
         self._attributions = RequestQueue(2 * (batch_size + max_waiting))
@@ -160,9 +161,7 @@ class Server:
     def _check(self, body: protocol.ModelRequest) -> None:
         """Raise RequestError for the name of another model, or Busy."""
         if body.model != self.name:
-            message = (
-                f"the model {shown(body.model)} does not exist: this server has {self.name!r}."
-            )
+            message = f"there is no model {shown(body.model)}: this server has {self.name!r}."
             raise RequestError(message, 404, param="model", code="model_not_found")
         self.engine.check()
         if self._attributions.waiting > self._max_waiting:
@@ -180,7 +179,11 @@ class Server:
     ) -> tuple[Tensor, int]:
         """Return the tokens of a text, and how many may follow: as requested, or all that fit."""
         limit = self.lm.context_length or DEFAULT_CONTEXT_LENGTH
+        parts = [source] if isinstance(source, str) else [part["content"] for part in source]
         try:
+            # Tokenizing millions of characters takes minutes, and gigabytes of memory.
+            if max(len(parts), sum(map(len, parts)) / self._longest_token) > limit:
+                raise TooLongError(f"the text has more than {limit} tokens: shorten it.")
             with no_panics():
                 room = minimum if requested is None else requested
                 ids = self.lm.encode(source, room, limit=limit)
