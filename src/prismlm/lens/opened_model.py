@@ -254,7 +254,6 @@ def check_embedded(
         )
 
 
-@torch.no_grad()
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
     """Draw by a seed in the block, one thread at a time: all of them share torch's generator."""
@@ -263,6 +262,7 @@ def _seeded(seed: int) -> Iterator[None]:
         yield
 
 
+@torch.no_grad()
 def write_after(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
