@@ -12,12 +12,13 @@ from typer.testing import CliRunner
 import prismlm
 from prismlm import Attributor
 from prismlm.cli.app import app
-from prismlm.corpus import Corpus
+from prismlm.corpus import Corpus, Document
 from prismlm.errors import DecompositionError, FormatError, InputError, StaleLensError
 from prismlm.lens.opened_model import settings_not_applied
 from prismlm.models.checkpoint import final_norm
 from prismlm.models.seam import output_embedding
 from prismlm.models.sidecar import Sidecar, base_of, load_sidecar, save_sidecar
+from prismlm.models.watch import Hook, watch
 from tests.explain.conftest import shares_of
 from tests.helpers.families import make_directory
 from tests.helpers.mixer_models import make_model, save_with_head
@@ -54,6 +55,20 @@ def with_file(small_model, tmp_path):
     all_in_one |= {"cache_implementation": "static", "forced_eos_token_id": 2}
     file.write_text(json.dumps(json.loads(file.read_text()) | all_in_one | SAMPLING | UNSAID))
     return path
+
+
+def test_a_model_left_in_training_mode_answers_without_dropout(lm):
+    modes: list[bool] = []
+    with watch([Hook(lm.model, lambda module, *_: modes.append(module.training))]):
+        try:
+            lm.model.train()
+            lm.explain(TEXT, generate=2)
+            list(prismlm.Audit(lm).read([Document("one", TEXT)]))
+            assert lm.model.training
+        finally:
+            lm.model.eval()
+    assert len(modes) > 2
+    assert not any(modes)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

@@ -47,6 +47,7 @@ from prismlm.lens.layout import GROUP_COLUMNS
 from prismlm.lens.lens import Lens
 from prismlm.lens.opened_model import check_embedded
 from prismlm.models.seam import capture
+from prismlm.models.watch import evaluating
 from prismlm.outputs import output_files
 
 MAX_DEFAULT_WINDOW = 1024
@@ -207,7 +208,7 @@ def _run_batch(lm: PrismLM, batch: list[_Window]) -> list[_Figures]:
     device, output = lm.model.device, lm.output_layer
     ids = pad_sequence([window.ids for window in batch], batch_first=True)
     attended = pad_sequence([torch.ones_like(window.ids) for window in batch], batch_first=True)
-    with capture(lm.model) as seen:
+    with evaluating(lm.model), capture(lm.model) as seen:
         lm.model(input_ids=ids.to(device), attention_mask=attended.to(device), use_cache=False)
     assert seen.embedded is not None
     z, raw = (

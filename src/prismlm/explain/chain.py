@@ -31,7 +31,7 @@ from prismlm.models.decoders.protot import half_life
 from prismlm.models.device import check_sequence
 from prismlm.models.seam import capture
 from prismlm.models.uncertainty_feedback import replay
-from prismlm.models.watch import Hook, watch
+from prismlm.models.watch import Hook, evaluating, watch
 from prismlm.ops.channel_parts import ChannelFlow, channel_parts, token_parts
 from prismlm.ops.prototype_head.routing import inverse_norms
 
@@ -205,7 +205,7 @@ def read_direct_path(
             Hook(block.mixer.gates, after=store("gates")),
             Hook(block.mlp, after=store("mlps")),
         ]
-    with watch(hooks), capture(model, logits=False) as captured:
+    with evaluating(model), watch(hooks), capture(model, logits=False) as captured:
         model(**replay(input_ids[None], codes), use_cache=False)
     mixers = [block.mixer for block in blocks]
     flows = map(PrototypeMixer.flow, mixers, seen["inputs"], seen["gates"])

@@ -18,6 +18,7 @@ from prismlm.errors import DecompositionError
 from prismlm.layers import PrototypeHead
 from prismlm.models.seam import LogitMap, capture, output_embedding
 from prismlm.models.uncertainty_feedback import CODES, replay, uncertainty_of
+from prismlm.models.watch import evaluating
 from prismlm.ops.prototype_head import Nearest, Routing
 from prismlm.ops.prototype_head.routing import inverse_norms
 from prismlm.ops.uncertainty_feedback import NO_CODE
@@ -289,7 +290,7 @@ def split_predictions(
 
     ``codes`` are those of :func:`recording_codes` while the text was generated, to be fed again.
     """
-    with capture(model) as seen:
+    with evaluating(model), capture(model) as seen:
         run = model(**replay(ids[:, :steps], codes), use_cache=False)
     assert seen.embedded is not None
     z, raw = seen.z[0], seen.embedded[0]

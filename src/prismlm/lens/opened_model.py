@@ -26,6 +26,7 @@ from prismlm.errors import InputError, check_number, check_text, check_whole, no
 from prismlm.layers import PrototypeHead
 from prismlm.lens.lens import Lens
 from prismlm.models.seam import LogitMap
+from prismlm.models.watch import evaluating
 
 MAX_SEED, MAX_NEW_TOKENS = 2**63 - 1, 2**31 - 1
 _drawing = threading.RLock()
@@ -262,7 +263,6 @@ def _seeded(seed: int) -> Iterator[None]:
         yield
 
 
-@torch.no_grad()
 def write_after(
     model: PreTrainedModel,
     tokenizer: PreTrainedTokenizerBase,
@@ -303,7 +303,7 @@ def write_after(
             return torch.full((len(ids),), enough(ids), device=ids.device)
 
         options["stopping_criteria"] = StoppingCriteriaList([criterion])  # pyright: ignore
-    with _seeded(seed) if temperature else nullcontext():
+    with evaluating(model), _seeded(seed) if temperature else nullcontext():
         ids = model.generate(  # pyright: ignore[reportCallIssue]
             inputs=prompt,
             attention_mask=torch.ones_like(prompt) if mask is None else mask,

@@ -200,7 +200,7 @@ def read_texts(
     for number, (ids, _) in enumerate(texts):
         rows.setdefault((*before, *(ids[:-1] or ids)), []).append(number)
     order, parts = sorted(rows, key=len), list[tuple[Tensor, Tensor, Tensor]]()
-    with progress.task("Reading", len(order), "texts") as task:
+    with evaluating(model), progress.task("Reading", len(order), "texts") as task:
         while order:
             size = max(1, BATCH_TOKENS // (len(order[-1]) + 1))
             batch, order = order[-size:], order[:-size]
