@@ -191,8 +191,9 @@ def test_texts_become_a_corpus_which_may_be_smaller_than_the_prototypes(base, tm
     many, out = replace(OPTIONS, fit=FitOptions(prototypes=10**7), window=32), tmp_path / "model"
     with pytest.raises(InputError, match="typo does not exist"):
         attach(str(base), [tmp_path / "typo"], out, many)
-    with pytest.raises(InputError, match="fewer than the 10,000,000 prototypes"):
-        attach(str(base), [texts], out, many)
+    for run in (partial(attach, out=out), estimate_attach):
+        with pytest.raises(InputError, match="fewer than the 10,000,000 prototypes"):
+            run(str(base), [texts], options=many)
     # What the message advises is then possible in the same place; without a number, one that fits.
     fitting = replace(OPTIONS, fit=replace(FIT, prototypes=None))
     result = attach(str(base), [texts], out, fitting)

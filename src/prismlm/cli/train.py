@@ -149,6 +149,10 @@ def attach(
     """
     if lora:
         opt.require_packages("peft")
+    opt.check_unused("without --lora", lora_epochs=not lora and lora_epochs != 1)
+    opt.check_unused(
+        "without --uncertainty", uncertainty_epochs=not uncertainty and uncertainty_epochs != 1
+    )
     from prismlm import training
     from prismlm.lens.cells import check_codes
     from prismlm.lens.options import check_share

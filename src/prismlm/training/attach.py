@@ -118,8 +118,16 @@ class AttachOptions:
         return options_for(model, options)
 
     def states(self, tokens: int, width: int) -> int:
-        """Return the number of positions that the head is fitted to."""
-        return max(1, min(tokens, int(self.states_gb * 1e9 / bytes_per_position(width))))
+        """Return the number of positions that the head is fitted to; InputError: too few."""
+        available = max(1, min(tokens, int(self.states_gb * 1e9 / bytes_per_position(width))))
+        prototypes = self.fit.of_states(available).prototypes or 0
+        if available < prototypes:
+            raise InputError(
+                f"the head would be fitted to {available:,} of {tokens:,} positions, fewer than "
+                f"the {prototypes:,} prototypes: use more text, raise --states-gb, or lower "
+                "--prototypes."
+            )
+        return available
 
 
 @dataclass(frozen=True)
@@ -307,13 +315,6 @@ class _AttachRun:
 
         width = weight_of(self.model).shape[1]
         available = options.states(tokens, width)
-        prototypes = options.fit.of_states(available).prototypes or 0
-        if available < prototypes:
-            raise InputError(
-                f"the head would be fitted to {available:,} of {tokens:,} positions, fewer than "
-                f"the {prototypes:,} prototypes: use more text, raise --states-gb, or lower "
-                "--prototypes."
-            )
         needed = available * bytes_per_position(width)
         check_room(f"the hidden states in {self.out}", self.out, needed, self.out / WORK)
 
