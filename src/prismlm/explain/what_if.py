@@ -44,6 +44,7 @@ from prismlm.files import read_json
 from prismlm.lens.cells import neighbours, normalised
 from prismlm.lens.layout import GROUP_COLUMNS
 from prismlm.lens.opened_model import write_after
+from prismlm.models.watch import evaluating
 
 Method = Literal["evidence", "influence"]
 METHODS: tuple[Method, ...] = ("evidence", "influence")
@@ -175,10 +176,10 @@ def removed_documents(lm: PrismLM, without: Sequence[str]) -> np.ndarray:
     return removed
 
 
-@torch.no_grad()
 def read_ends(model: PreTrainedModel, ids: list[int], rows: list[int]) -> Ends:
     """Read the tokens after ``rows`` of a text."""
-    output: Any = model(torch.tensor([ids], device=model.device), use_cache=False)
+    with evaluating(model):
+        output: Any = model(torch.tensor([ids], device=model.device), use_cache=False)
     logits = output.logits[0, rows].double().log_softmax(-1).cpu()
     tokens = torch.tensor(ids)[[row + 1 for row in rows], None]
     of_other, other = logits.scatter(1, tokens, -torch.inf).max(1)

@@ -37,6 +37,7 @@ from prismlm.lens.opened_model import OpenedModel
 from prismlm.models.seam import capture, output_embedding
 from prismlm.models.sidecar import weight_of
 from prismlm.models.uncertainty_feedback import recording_codes, replay
+from prismlm.models.watch import evaluating
 from prismlm.ops.prototype_head import Routing
 from prismlm.ops.prototype_head.fast import gather_sum
 
@@ -306,7 +307,7 @@ def compare_answers(
     parted, x, y = next(((n, x, y) for n, (x, y) in pairs if x != y), (None, 0, 0))
     if parted is None:
         return report
-    with capture(lm.model, logits=False) as captured:
+    with evaluating(lm.model), capture(lm.model, logits=False) as captured:
         lm.model(**replay(after[None, :parted], codes), use_cache=False)
     z, weight = captured.z[0, -1:], weight_of(lm.model)
     logits = lm.logit_map.before_softcap(output_embedding(lm.model)(z).float())
@@ -351,7 +352,7 @@ def steered_predictions(
     They start at ``first``, since each needs the complete vocabulary for each draw. ``codes`` are
     the uncertainty codes of a run under the plan, which are fed again.
     """
-    with capture(plan.lm.model, logits=False) as captured:
+    with evaluating(plan.lm.model), capture(plan.lm.model, logits=False) as captured:
         plan.lm.model(**replay(ids, codes), use_cache=False)
     z = captured.z[0, first:]
     changes = plan.changes(z)

@@ -27,6 +27,7 @@ from prismlm.lens.opened_model import OpenedModel
 from prismlm.lens.signatures import LISTED, signature_ids
 from prismlm.models.seam import capture
 from prismlm.models.sidecar import weight_of
+from prismlm.models.watch import evaluating
 from prismlm.progress import SILENT, Reporter
 from prismlm.statistics import bootstrap
 
@@ -151,7 +152,7 @@ def perplexity_cost(
     with progress.task("Reading held-out text", text.tokens) as task:
         for batch in text.batches():
             ids, attended, scored = batch.scored_on(lm.model.device)
-            with capture(lm.model, logits=False) as captured:
+            with evaluating(lm.model), capture(lm.model, logits=False) as captured:
                 lm.model(input_ids=ids, attention_mask=attended, use_cache=False)
             z, targets = captured.z[:, :-1][scored], ids[:, 1:][scored]
             changes = plan.changes(z)
