@@ -1,7 +1,6 @@
 """Methods against sums written out, positions against explain, and facts that models are taught."""
 
 import math
-import re
 from types import SimpleNamespace
 
 import numpy as np
@@ -21,7 +20,6 @@ from benchmarks.attribution.model_bank import SmallTraining, log_probabilities
 from benchmarks.attribution.planted_facts import (
     describe,
     described_question,
-    in_other_style,
     invent_facts,
     place_facts,
     plant_in_documents,
@@ -208,7 +206,6 @@ def test_shares_alone_know_no_text_before(lm):
     assert told == pytest.approx(alone)
 
 
-LITTLE = {"in", "is", "of", "the", "this", "to"}
 SENTENCE = "This is sentence number {} of the document called {}, and it is plain prose."
 HOSTS = [
     Document(f"h{n}", " ".join(SENTENCE.format(i, f"h{n}") for i in range(6)), domain="law")
@@ -252,15 +249,6 @@ def test_a_described_fact_is_told_without_the_words_of_its_question(facts):
         assert text.count(f"{place.direction}erly {place.mark.replace(' ', '')} land") == 1
         assert text.startswith(f"{item.prefix} {fact.answer}")
         assert not {place.direction, *place.mark.split()} & set(words(text))
-
-
-def test_another_style_shares_the_answer_and_little_words_alone(facts):
-    for item in plant_in_documents(facts, HOSTS, seed=2, tell=in_other_style):
-        fact, text = facts[item.fact], item.document.text
-        told = " ".join(in_other_style(fact, 0))
-        assert set(words(told)) & set(words(fact.prompt)) - {fact.answer.lower()} <= LITTLE
-        assert re.search(rf"{fact.name}ians\b", told)
-        assert text.startswith(f"{item.prefix} {fact.answer}")
 
 
 @pytest.fixture(scope="module")

@@ -131,9 +131,7 @@ def test_shards_under_torchrun_and_by_hand(prism, document, indexed, short_corpu
         assert len({(path / name).read_bytes() for path in made.values()}) == 1, name
 
 
-def test_an_estimate_of_attaching_writes_nothing(
-    document, refused, tiny_model, tiny_corpus, tmp_path
-):
+def test_an_attach_estimate_writes_nothing(document, refused, tiny_model, tiny_corpus, tmp_path):
     out = tmp_path / "out"
     arguments = ("--corpus", tiny_corpus, "--out", out, *SMALL, "--dry-run")
     for option in ("--lora-epochs", "--uncertainty-epochs"):
