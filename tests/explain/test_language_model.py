@@ -19,7 +19,7 @@ from prismlm.interventions.steering import steer
 from prismlm.interventions.values import Ablate
 from prismlm.lens.opened_model import settings_not_applied
 from prismlm.models.checkpoint import final_norm
-from prismlm.models.seam import last_states, output_embedding
+from prismlm.models.seam import output_embedding
 from prismlm.models.sidecar import Sidecar, base_of, load_sidecar, save_sidecar
 from prismlm.models.watch import Hook, watch
 from tests.explain.conftest import shares_of
@@ -69,7 +69,6 @@ def test_a_model_left_in_training_mode_answers_without_dropout(lm):
             list(prismlm.Audit(lm).read([Document("one", TEXT)]))
             steer(lm, TEXT, [Ablate(0)], generate=2)
             read_ends(lm.model, [1, 2, 3], [0, 1])
-            last_states(lm.model, [[1, 2, 3]], [1])
             assert lm.model.training
         finally:
             lm.model.eval()

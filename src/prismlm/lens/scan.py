@@ -134,6 +134,7 @@ def states_of(
     """Return the hidden states of a forward pass, [B, T, d]."""
     ids, mask = batch.input_ids.to(model.device), batch.attention_mask.to(model.device)
     with (
+        evaluating(model),
         torch.autocast(model.device.type, torch.bfloat16, enabled=bf16),
         capture(model, logits=False) as captured,
     ):

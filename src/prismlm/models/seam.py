@@ -146,7 +146,7 @@ def last_states(
     not computed.
     """
     ids = pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
-    with evaluating(model), capture(model, logits=False) as captured:
+    with capture(model, logits=False) as captured:
         model(input_ids=ids.to(model.device), use_cache=False)
     ends = zip(captured.z, rows, counts, strict=True)
     return torch.cat([z[len(row) - count : len(row)] for z, row, count in ends])
