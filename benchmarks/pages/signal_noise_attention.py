@@ -47,7 +47,7 @@ def figures(read: Callable[..., Any]) -> dict[str, Any]:
         "roles": {name: _roles(models[name]) for name in (DEFAULT, "GPT-2")},
         "gains": {part: _gain(models[DEFAULT], part) for part in ("spectra", "untrained")},
         **_compared(models),
-        "longer": _longer(read),
+        "longer": _longer(read, runs),
         "times": {part: _times(timings, part) for part in RATIOS_OF},
         "environments": [one["parts"]["attention"]["environment"] for one in timings.values()],
     }
@@ -65,7 +65,7 @@ def _losses(runs: list[Row]) -> list[tuple[str, list[Row], Difference | None]]:
     return [(name, list(trained[name].values()), apart.get(name)) for name in (DEFAULT, *pairs)]
 
 
-def _longer(read: Callable[..., Any]) -> dict[str, Any] | None:
+def _longer(read: Callable[..., Any], runs: list[Row]) -> dict[str, Any] | None:
     """Return the runs of ten million parameters, and what their heads do; None without them."""
     if read("signal_noise_longer/prism.json", optional=True) is None:
         return None
@@ -79,12 +79,23 @@ def _longer(read: Callable[..., Any]) -> dict[str, Any] | None:
         roles.append([one["role"], shown, f"{head['lift']:.2f}", f"{head['q']:.2g}", *found])
     compared = {row["measure"]: row for row in own["heads"]["comparison"]}
     config = own["settings"]["model"]
+    (small,) = (apart for name, _, apart in _losses(runs) if name == "GPT-2" and apart)
+    between_seeds, ahead = (small.high - small.low) / 2, gpt2["ce"] - own["ce"]
     gradients = {
         name: [point["grad_norm"] for point in run["curve"][len(run["curve"]) // 2 :]]
         for name, run in (("own", own), ("gpt2", gpt2))
     }
     return {
         "own": own,
+        "verdict": next(
+            (
+                f"{word} in one seed"
+                for word, lead in (("Shown", ahead), ("The opposite is shown", -ahead))
+                if lead > between_seeds
+            ),
+            "Not shown",
+        ),
+        "between_seeds": between_seeds,
         "gpt2": gpt2,
         "rates": read("signal_noise_longer/rates.json"),
         "share": own["settings"]["steps"] * POSITIONS / SOURCE_TOKENS,
